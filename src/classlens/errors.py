@@ -1,0 +1,34 @@
+"""What can go wrong, as one line that says what to do.
+
+Every error that a user can cause is a `ClasslensError`; the command prints its text and exits with 2.
+"""
+
+from __future__ import annotations
+
+
+class ClasslensError(Exception):
+    """Base of all errors a user can cause or mend. The text is one line: what is wrong, what to do."""
+
+
+class ImageError(ClasslensError):
+    """A picture that cannot be read or cannot be explained."""
+
+
+class ModelError(ClasslensError):
+    """A model that cannot be found, loaded or run."""
+
+
+class TargetError(ClasslensError):
+    """A class that does not exist, or a name that fits several."""
+
+
+class MethodError(ClasslensError):
+    """An unknown method, an unknown option, or a method that cannot serve this model."""
+
+
+class CaptureError(ClasslensError):
+    """A forward pass that cannot be recorded faithfully."""
+
+
+class UnsupportedOp(CaptureError):
+    """An operation of the network for which no rule exists."""

@@ -1,0 +1,207 @@
+"""Picture file -> 8-bit RGB picture -> tensor, and back.
+
+Whatever the file holds, `open_image` gives an upright RGB picture or an `ImageError` that names the file:
+
+    >>> picture = open_image("cat.jpg")
+    >>> x = to_tensor(picture)              # (3, H, W), float32 in [0, 1]
+    >>> to_image(x).save("same-cat.png")
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import warnings
+from functools import cache
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from classlens.errors import ImageError
+
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+
+MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ours speaks first
+
+# What people keep photos in. Pillow reads more, but some of that starts other programs (EPS runs
+# Ghostscript) and some hides its true size from the header (ICO), which is where we check it.
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
+
+_DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # one channel, more than 8 bits
+
+_warning_filters = threading.Lock()  # Python's warning filters are one list for all threads
+
+
+def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """A picture as a decoded, upright, 8-bit RGB PIL image of its own (the source is left as it was).
+
+    Transparency is put on white, of an animation the first frame is taken, 16-bit values are scaled.
+
+        >>> open_image("photo.jpg").mode
+        'RGB'
+    """
+    name = _name(source)
+    if isinstance(source, Image.Image):
+        return _decode(source, name, max_pixels)
+    with _stream(source, name) as stream, _open(stream, name) as image:
+        return _decode(image, name, max_pixels)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """(3, H, W) float32 in [0, 1]: `to_tensor(open_image("photo.jpg"))`."""
+    rgb = image if image.mode == "RGB" else open_image(image)
+    pixels = torch.from_numpy(np.array(rgb))  # (H, W, 3) uint8
+    return pixels.permute(2, 0, 1).contiguous().to(torch.float32) / 255
+
+
+def to_image(tensor: Tensor) -> Image.Image:
+    """The picture of a (3, H, W) tensor in [0, 1]; what rounding left outside is clamped."""
+    if tensor.ndim != 3 or tensor.shape[0] != 3:
+        raise ImageError(f"a picture is drawn from a (3, H, W) tensor, not from {tuple(tensor.shape)}")
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise ImageError("a picture is drawn from finite floating-point values in [0, 1]; check the tensor")
+    pixels = (tensor.detach().clamp(0, 1) * 255).round().to(torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
+
+
+def check_batch(images: Tensor) -> Tensor:
+    """The network input as it was given, if it is one: (B, C, H, W), floating point, finite.
+
+    >>> check_batch(torch.zeros(3, 224, 224))
+    Traceback (most recent call last):
+    classlens.errors.ImageError: expected a batch (B, C, H, W), got (3, 224, 224): add [None] for one image
+    """
+    if not isinstance(images, Tensor):
+        raise ImageError(f"expected a tensor (B, C, H, W), got {type(images).__name__}: preprocess it first")
+    shape = tuple(images.shape)
+    if images.ndim == 3:
+        raise ImageError(f"expected a batch (B, C, H, W), got {shape}: add [None] for one image")
+    if images.ndim != 4:
+        raise ImageError(f"expected a batch (B, C, H, W), got {images.ndim} dimensions {shape}: reshape it")
+    if not images.is_floating_point():
+        raise ImageError(f"expected preprocessed floating-point images, got {images.dtype}: preprocess them first")
+    if 0 in shape:
+        raise ImageError(f"the batch {shape} is empty: every dimension must be at least 1")
+    finite = torch.isfinite(images).flatten(1).all(1)  # (B,)
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0])
+        raise ImageError(f"image {row} of the batch holds NaN or Inf: check its preprocessing")
+    return images
+
+
+def _name(source: object) -> str:
+    """How error texts call the source."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    if isinstance(source, Image.Image):
+        return str(getattr(source, "filename", "") or "the given picture")
+    if isinstance(source, bytes):
+        return "the given bytes"
+    return str(getattr(source, "name", "the given stream"))
+
+
+def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> BinaryIO:
+    """A seekable, non-empty stream of the picture's bytes, from its start, free to be closed."""
+    if isinstance(source, str | os.PathLike):
+        stream: BinaryIO = _open_file(source, name)
+    elif isinstance(source, bytes):
+        stream = io.BytesIO(source)
+    elif hasattr(source, "read"):
+        stream = io.BytesIO(_read(source, name))
+    else:
+        raise ImageError(f"a picture is a path, bytes, a binary stream or a PIL image, not {type(source).__name__}")
+    if not stream.read(1):
+        stream.close()
+        raise ImageError(f"{name} is empty (0 bytes): give a picture file")
+    stream.seek(0)
+    return stream
+
+
+def _open_file(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise ImageError(f"{name} does not exist: check the path") from None
+    except IsADirectoryError:
+        raise ImageError(f"{name} is a folder: give a picture file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise ImageError(f"{name} cannot be opened: {error}") from error
+
+
+def _read(stream: BinaryIO, name: str) -> bytes:
+    """All bytes of a stream, from its start where it can go back there."""
+    try:
+        if stream.seekable():
+            stream.seek(0)
+        content = stream.read()
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{name} cannot be read: {error}") from error
+    if not isinstance(content, bytes):
+        raise ImageError(f"{name} gives text, not bytes: open it in binary mode ('rb')")
+    return content
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats of `_FORMATS` this build of Pillow can read."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _open(stream: BinaryIO, name: str) -> Image.Image:
+    """The picture's header; its pixels are not decoded yet."""
+    try:
+        with _warning_filters, warnings.catch_warnings():
+            # Our own limit in _decode takes the place of Pillow's warning.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(stream, formats=_formats())
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name} is refused: {error}; give a smaller picture") from error
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is not a picture in a known format ({', '.join(_formats())})") from None
+    except Exception as error:  # each format's reader raises its own kinds on a broken header
+        raise ImageError(f"{name} is corrupt: {error}; give a sound file") from error
+
+
+def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
+    width, height = image.size
+    if width * height == 0:
+        raise ImageError(f"{name} is {width}x{height}: a picture needs at least one pixel")
+    if width * height > max_pixels:
+        raise ImageError(f"{name} is {width}x{height}, more than {max_pixels} pixels: scale it down first")
+    try:
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+    except Exception as error:  # each format's decoder raises its own kinds (OSError, SyntaxError, ...)
+        raise ImageError(f"{name} is corrupt or cut short: {error}; give a sound file") from error
+    return _to_rgb(upright, name)
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode in _DEEP_MODES:
+        return _scale_to_8_bits(image, name).convert("RGB")
+    if image.has_transparency_data:
+        # Pillow has no direct way from La (grey times alpha) to RGBA.
+        colours = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, colours).convert("RGB")
+    return image.convert("RGB")
+
+
+def _scale_to_8_bits(image: Image.Image, name: str) -> Image.Image:
+    """Grey values over the range of their mode -> 0..255. (Pillow's own conversion clips at 255.)
+
+    Integers are 16-bit values 0..65535 (Pillow keeps those in mode I too); floats run over [0, 1], or
+    over [0, 255] as Pillow makes them. There is no telling what other values mean.
+    """
+    values = np.asarray(image)  # (H, W)
+    low, high = values.min(), values.max()
+    top = 65535 if image.mode != "F" else 1 if high <= 1 else 255
+    if not (low >= 0 and high <= top):  # also when they are NaN
+        raise ImageError(f"{name} has values {low}..{high} (mode {image.mode}): save it with 8 or 16 bits a channel")
+    scaled = np.multiply(values, np.float32(255 / top), dtype=np.float32)
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))

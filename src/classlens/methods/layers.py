@@ -1,0 +1,94 @@
+"""What the place of a layer in the network tells: which one reads the image, which ones make the logits, ...
+
+Found from the tape alone, so it holds for any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from classlens.capture import Node, Tape, Value
+from classlens.errors import MethodError
+from classlens.rules.linear import LINEAR_OPS, linear_map
+from classlens.rules.table import ACTIVATIONS, MOVES, NORMS
+
+_SHAPE_ONLY = frozenset((*MOVES, "dropout", "identity")) - {"cat", "stack", "setitem", "where", "maximum"}
+
+
+def last_layers(tape: Tape) -> list[Node]:
+    """The weight layers nearest to the logits: usually one linear layer, or a 1x1 convolution before a pool."""
+    found, todo, seen = [], [tape.output], set()
+    while todo:
+        node = tape.producer.get(todo.pop())
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op in LINEAR_OPS:
+            found.append(node)
+        else:
+            todo.extend(node.inputs)
+    if not found:
+        raise MethodError("the model has no linear or convolutional layer, so there is no evidence to follow")
+    return found
+
+
+def first_layers(tape: Tape) -> set[Node]:
+    """The weight layers that read the image itself, perhaps padded, sliced or rescaled on the way."""
+    found, todo = set(), [tape.image]
+    while todo:
+        for node in tape.consumers.get(todo.pop(), []):
+            if node.op in LINEAR_OPS:
+                found.add(node)
+            elif node.op in _SHAPE_ONLY or (node.op in ("add", "sub", "mul", "div") and len(node.inputs) == 1):
+                todo.extend(node.outputs)
+    return found
+
+
+def meets_activation_first(tape: Tape, node: Node) -> bool:
+    """Whether a layer's output meets an activation before it is added to something (or used twice)."""
+    value = node.outputs[0]
+    while True:
+        users = tape.consumers.get(value, [])
+        if len(users) != 1:
+            return bool(users) and all(user.op in ACTIVATIONS for user in users)
+        (user,) = users
+        if user.op in ACTIVATIONS:
+            return True
+        if user.op not in NORMS and user.op not in _SHAPE_ONLY:
+            return False
+        value = user.outputs[0]
+
+
+def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
+    """(C, h, w) of the feature map that was flattened into `value`, or None."""
+    node = tape.producer.get(value)
+    while node is not None and node.op in ("dropout", "identity", "contiguous", "clone"):
+        value = node.inputs[0]
+        node = tape.producer.get(value)
+    if node is None or node.op not in ("flatten", "reshape", "view") or value.tensor.dim() != 2:
+        return None
+    source = node.inputs[0].shape
+    return tuple(source[1:]) if len(source) == 4 and source[2] * source[3] > 1 else None
+
+
+def is_spatial_conv(node: Node) -> bool:
+    """A 2-D convolution whose kernel sees more than one place."""
+    return node.op == "conv2d" and any(k > 1 for k in linear_map(node).kernel)
+
+
+def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tensor:
+    """The gradient at a layer's input *through that layer*: W^T g_out.
+
+    Where the input has no other use that is the gradient autograd gave; else it is one adjoint.
+    """
+    layer = linear_map(node)
+    if len(tape.consumers[layer.value]) == 1:
+        return gradients[layer.value]
+    return layer.adjoint(gradients[node.outputs[0]], layer.weight)
+
+
+def gradient_values(nodes: Iterable[Node]) -> list[Value]:
+    """The values whose gradients `own_gradient` needs."""
+    return [value for node in nodes for value in (linear_map(node).value, node.outputs[0])]

@@ -1,0 +1,126 @@
+"""METHODS: every explanation method by name, with what a user wants to know about it.
+
+    >>> chosen, options = resolve("agf-release(without=A)")
+    >>> chosen.name, options
+    ('agf-release', {'without': 'A'})
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from classlens.capture import Tape
+from classlens.capture.tape import Picker
+from classlens.errors import MethodError
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is to be explained: B images, K classes each, and the recorded forward pass."""
+
+    model: nn.Module
+    images: Tensor  # (B,C,H,W), as the network takes them
+    tape: Tape
+    targets: Tensor  # (B,K)
+    output: Picker = None
+    trace: bool = False
+
+    def one_hot(self) -> Tensor:
+        """(K,B,classes): 1 at each asked class. Its product with the logits is where LRP starts."""
+        return torch.zeros_like(self.tape.logits)[None].repeat(self.targets.shape[1], 1, 1).scatter_(
+            2, self.targets.T[:, :, None], 1.0
+        )
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """The terms of one layer: `terms["C"]`, `["A"]`, ... each (K,B,channels,h,w), and `["Phi"]`, what left it."""
+
+    name: str
+    op: str
+    terms: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method gives back."""
+
+    maps: Tensor  # (B,K,H,W)
+    started: Tensor | None = None  # (B,K) relevance put in at the top; None: the method does not propagate relevance
+    absorbed: Tensor | None = None  # (B,K) relevance that stayed in biases
+    notes: tuple[str, ...] = ()
+    trace: tuple[LayerTrace, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the registry."""
+
+    name: str
+    run: Callable[..., Result]
+    family: str
+    summary: str  # one line
+    class_specific: bool  # different classes give different maps
+    signed: bool  # negative values mean evidence against the class
+    conserves: bool  # the map sums to what was put in, up to what biases absorbed
+    paper: str
+    options: tuple[str, ...] = field(default=())
+
+
+METHODS: dict[str, Method] = {}
+
+
+def method(
+    name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Put a function (Case, **options) -> Result into the registry."""
+
+    def add(run: Callable[..., Result]) -> Callable[..., Result]:
+        options = tuple(inspect.signature(run).parameters)[1:]
+        METHODS[name] = Method(name, run, family, summary, class_specific, signed, conserves, paper, options)
+        return run
+
+    return add
+
+
+def resolve(text: str) -> tuple[Method, dict[str, Any]]:
+    """A method by name, with options in brackets if there are any."""
+    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text)
+    if not match:
+        raise MethodError(f"cannot read the method {text!r}; write a name such as agf, or agf(without=A)")
+    name, inside = match.groups()
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(METHODS)}"
+        raise MethodError(f"there is no method {name!r}; {hint}")
+    return METHODS[name], _options(inside, text) if inside else {}
+
+
+def _options(inside: str, text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in re.split(r",(?![^\[(]*[\])])", inside):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key.isidentifier() or not value:
+            raise MethodError(f"cannot read {part.strip()!r} in {text!r}; options are written name=value")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value  # a bare word is a string
+    return options
+
+
+def check_options(chosen: Method, options: dict[str, Any]) -> None:
+    """Refuse options that a method does not have."""
+    for key in options:
+        if key not in chosen.options:
+            has = f"it has {', '.join(chosen.options)}" if chosen.options else "it has none"
+            raise MethodError(f"{chosen.name} has no option {key!r}; {has}")

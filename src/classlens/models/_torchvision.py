@@ -1,0 +1,68 @@
+"""The two model libraries, imported when they are asked for and not before."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from classlens.errors import ModelError
+from classlens.models._text import reason
+
+_definitions: list[Any] = []  # torch forgets an op as soon as the Library that defined it is gone
+
+
+@cache
+def import_torchvision() -> ModuleType:
+    """torchvision, also where its compiled operations do not load.
+
+    The build on PyPI is made for CUDA torch. On CPU torch its library of compiled operations fails to load, and
+    the import stops at `nms`, a detection operation no classifier needs. Naming the missing operations to torch,
+    without giving them a body, lets the import through: whoever calls one still gets torch's error.
+    """
+    try:
+        return _import("torchvision")
+    except RuntimeError:  # "operator torchvision::nms does not exist"
+        _forget("torchvision")
+    _define_missing_ops()
+    try:
+        return _import("torchvision")
+    except Exception as error:
+        _forget("torchvision")
+        raise ModelError(
+            f"torchvision cannot be imported ({reason(error)}): install the build that goes with torch {torch.__version__}"
+        ) from error
+
+
+@cache
+def import_timm() -> ModuleType:
+    """timm, which imports torchvision and so needs the same care."""
+    import_torchvision()
+    return _import("timm")
+
+
+def _import(library: str) -> ModuleType:
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ModelError(f"{library} is not installed: pip install 'classlens[{library}]'") from None
+
+
+def _define_missing_ops() -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for op in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, op):
+            library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _definitions.append(library)
+
+
+def _forget(library: str) -> None:
+    """Drop what a failed import left in `sys.modules`, so that the next one starts anew."""
+    for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
+        del sys.modules[name]

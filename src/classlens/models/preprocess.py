@@ -1,0 +1,165 @@
+"""From a picture to a network's input, as the network was trained: resize, centre crop, normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from classlens.errors import ImageError, ModelError
+from classlens.images import MAX_PIXELS, ImageSource, open_image, to_tensor
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+_FITS = ("squash", "cover", "contain")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What a network wants done to a picture; the default is that of most ImageNet networks.
+
+    - `resize`: an int is the length of the short edge; (height, width) is a frame, and `fit` says how
+      it is met: "squash" exactly, "cover" it or be "contain"-ed in it with the proportions kept;
+      None leaves the picture as large as it is.
+    - `crop`: the centre of that size (an int is a square); a smaller picture is padded with `fill`.
+    - `mean`, `std`: of the values in [0, 1].
+
+        >>> preprocess = Preprocess(resize=232, crop=224)
+        >>> x = preprocess("photo.jpg")         # (3, 224, 224)
+        >>> picture = preprocess.restore(x)     # the same pixels in [0, 1], for drawing
+    """
+
+    resize: int | tuple[int, int] | None = 256
+    crop: int | tuple[int, int] | None = 224
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    fit: Literal["squash", "cover", "contain"] = "squash"
+    fill: tuple[int, ...] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            _check(_is_size(size), name, size, "a positive int, two of them (height, width), or null")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            _check(_is_numbers(values, 3), name, values, "three numbers")
+        _check(all(value > 0 for value in self.std), "std", self.std, "three numbers above 0")
+        known = ", ".join(INTERPOLATIONS)
+        _check(self.interpolation in INTERPOLATIONS, "interpolation", self.interpolation, f"one of {known}")
+        _check(self.fit in _FITS, "fit", self.fit, f"one of {', '.join(_FITS)}")
+        _check(_is_numbers(self.fill, len(self.mean), 1), "fill", self.fill, "a grey value or three colours")
+
+    def __call__(self, source: ImageSource) -> Tensor:
+        """The network input (3, H, W) of a picture or a picture file."""
+        return self.normalise(to_tensor(self.frame(open_image(source))))
+
+    def frame(self, image: Image.Image) -> Image.Image:
+        """The part of the picture the network sees, resized: the geometry alone, for any PIL mode.
+
+        A mask is brought to the same place by
+        `replace(preprocess, interpolation="nearest", fill=(0,)).frame(mask)`.
+        """
+        if self.resize is not None:
+            height, width = _resized(image.height, image.width, self.resize, self.fit)
+            if height * width > MAX_PIXELS:
+                raise ImageError(
+                    f"a picture of {image.width}x{image.height} is too long and thin: it would become "
+                    f"{width}x{height}; cut a part out of it first"
+                )
+            image = image.resize((width, height), INTERPOLATIONS[self.interpolation])
+        return image if self.crop is None else _centre_crop(image, _pair(self.crop), self.fill)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(..., 3, H, W) in [0, 1] -> network input."""
+        mean, std = self._moments(pixels)
+        return (pixels - mean) / std
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """Network input (..., 3, H, W) -> pixels in [0, 1]: the inverse of the normalisation."""
+        mean, std = self._moments(tensor)
+        return (tensor * std + mean).clamp(0, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; `Preprocess.from_json` reads it."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Preprocess:
+        """From a JSON object; what is not said keeps its default: `Preprocess.from_json({"crop": 240})`."""
+        _check(isinstance(data, Mapping), "object", data, "a JSON object")
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ModelError(f"preprocess does not know {', '.join(unknown)}; it knows {', '.join(known)}")
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (
+            torch.tensor(values, dtype=like.dtype, device=like.device).view(3, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        return mean, std
+
+
+def _check(good: bool, name: str, value: object, expected: str) -> None:
+    if not good:
+        raise ModelError(f"preprocess: {name} must be {expected}, not {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(_is_int(v) and v > 0 for v in value)
+    return value is None or (isinstance(value, int) and _is_int(value) and value > 0)
+
+
+def _is_numbers(value: object, *lengths: int) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) in lengths
+        and all(_is_int(v) or isinstance(v, float) for v in value)
+    )
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _resized(height: int, width: int, size: int | tuple[int, int], fit: str) -> tuple[int, int]:
+    """The (height, width) a picture is resized to. The rounding is that of torchvision and timm."""
+    if isinstance(size, int):
+        short, long = min(height, width), max(height, width)
+        other = int(size * long / short)
+        return (size, other) if height <= width else (other, size)
+    if fit == "squash":
+        return size
+    ratios = (height / size[0], width / size[1])
+    ratio = min(ratios) if fit == "cover" else max(ratios)
+    return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+
+def _centre_crop(image: Image.Image, size: tuple[int, int], fill: tuple[int, ...]) -> Image.Image:
+    """The centre of the picture, after padding it to at least that size."""
+    height, width = size
+    if image.height < height or image.width < width:
+        canvas = Image.new(image.mode, (max(width, image.width), max(height, image.height)), fill)
+        canvas.paste(image, ((canvas.width - image.width) // 2, (canvas.height - image.height) // 2))
+        image = canvas
+    # Python rounds halves to even here, and so do the libraries whose crops we must hit.
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))

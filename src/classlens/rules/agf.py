@@ -1,0 +1,116 @@
+"""The terms of Attribution Guided Factorization, each a small function of tensors.
+
+Shapes: x (B,C,H,W) is a layer's input and does not depend on the class; its gradient, relevance and every term
+have one leading axis for the classes, (K,B,C,H,W), maps (K,B,1,H,W). All sums and maxima are per class and image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from classlens.rules.generic import Quotient, divide, divide_released
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Where paper and released code differ, as data."""
+
+    sharpness: float  # H = sigmoid(sharpness * Y)
+    ridge: float  # W = (R'R + ridge I)^-1 R'H
+    zero_is_background: bool  # the background is phi <= 0, or phi < 0
+    normalise_factors: bool  # divide F by its maximum
+    shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
+    quotient: Quotient
+
+
+PAPER = Formula(1.0, 0.0, True, True, True, divide)
+RELEASE = Formula(10.0, 1.0, False, False, False, divide_released)
+
+
+def per_image_max(t: Tensor) -> Tensor:
+    """Largest value of each class and image, shaped to divide by: (..., 1, 1, 1)."""
+    return t.amax((-3, -2, -1), keepdim=True)
+
+
+def normalised(t: Tensor, quotient: Quotient = divide) -> Tensor:
+    """N_max: divided by its largest value (not its largest magnitude)."""
+    return quotient(t, per_image_max(t))
+
+
+def highlighted(logits: Tensor, targets: Tensor) -> Tensor:
+    """Eq. 7: softmax of the logits weighted by closeness to the target's; the target's own entry, (B,K).
+
+    sigma = max_i |y_i - y_t|;  yhat = softmax(y_t exp(-((y - y_t) / sigma)^2 / 2)).
+    """
+    y_t = logits.gather(1, targets)[:, :, None]  # (B,K,1)
+    distance = logits[:, None, :] - y_t  # (B,K,C)
+    sigma = distance.abs().amax(2, keepdim=True)
+    scores = torch.softmax(y_t * torch.exp(-0.5 * (distance / sigma) ** 2), dim=2)
+    return scores.gather(2, targets[:, :, None]).squeeze(2)
+
+
+def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
+    """M: the positive part of the channel mean of x * gradient, divided by its maximum (Eq. 11)."""
+    return normalised((x * gradient).mean(-3, keepdim=True).clamp(min=0), quotient)
+
+
+def gradcam_residual(x: Tensor, gradient: Tensor) -> Tensor:
+    """Ablation: what Grad-CAM would show at this layer."""
+    return (x * gradient.mean((-2, -1), keepdim=True)).mean(-3, keepdim=True).clamp(min=0)
+
+
+def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
+    """F+: how much more each place is like the foreground's mean feature than like the background's (Eq. 10).
+
+    `y` is (B,C,H,W), shared by the classes, or (K,B,C,H,W); `partition` (K,B,1,H,W) is positive on the foreground.
+    H = sigmoid(s Y) = R W with R = [R_b R_f], the two means; W by (ridge) least squares, non-negative;
+    F = (W_f - W_b)+.
+    """
+    phi = partition.flatten(2)  # (K,B,N)
+    back = phi <= 0 if formula.zero_is_background else phi < 0
+    sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
+    h = torch.sigmoid(formula.sharpness * normalised(y, formula.quotient)).flatten(-2)  # ([K,]B,C,N)
+    means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
+    # The two means are nearly parallel, so the 2x2 solve and the difference of its rows are float64, and the
+    # difference is taken before the long dot product with H, not after.
+    eye = torch.eye(2, dtype=torch.float64, device=y.device)
+    gram = means.mT @ means + formula.ridge * eye
+    rows = (torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else torch.linalg.inv(gram)) @ means.mT
+    rows = torch.cat([rows, rows[..., 1:, :] - rows[..., :1, :]], -2).to(y)  # (K,B,3,C): b, f, f - b
+    weights = _over_channels(rows, h)  # (K,B,3,N)
+    b, f, difference = weights.unbind(2)
+    factor = torch.where((f > 0) & (b > 0), difference, f.clamp(min=0) - b.clamp(min=0)).clamp(min=0)
+    factor = factor.reshape(partition.shape)
+    return normalised(factor) if formula.normalise_factors else factor
+
+
+def _over_places(h: Tensor, sets: Tensor) -> Tensor:
+    """sum_n h[c,n] sets[n,s] -> (K,B,C,S), without copying h for each class when it is shared."""
+    if h.dim() == sets.dim():
+        return h @ sets
+    k, s = sets.shape[0], sets.shape[-1]
+    columns = sets.permute(1, 2, 0, 3).flatten(2)  # (B,N,K*S)
+    return (h @ columns).unflatten(-1, (k, s)).permute(2, 0, 1, 3)
+
+
+def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
+    """sum_c rows[r,c] h[c,n] -> (K,B,R,N), likewise."""
+    if h.dim() == rows.dim():
+        return rows @ h
+    k, r = rows.shape[0], rows.shape[2]
+    stacked = rows.transpose(0, 1).flatten(1, 2)  # (B,K*R,C)
+    return (stacked @ h).unflatten(1, (k, r)).transpose(0, 1)
+
+
+def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
+    """Delta-shift (Def. 2): C + r, minus what r adds in total, spread evenly over the places where C != 0."""
+    axes = tuple(range(2, c.dim()))
+    active = c != 0
+    count = active.sum(axes, keepdim=True).clamp(min=1)
+    if everywhere:
+        return c + residual - residual.sum(axes, keepdim=True) / count
+    residual = residual * active
+    return c + residual - active * (residual.sum(axes, keepdim=True) / count)

@@ -1,0 +1,84 @@
+"""The generic attribution rule (Def. 1 of the paper) for any operation, and its helpers.
+
+Relevance always has one leading axis for the classes asked for: a value of shape (B, ...) has relevance
+(K, B, ...). Values themselves do not depend on the class, so broadcasting does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from classlens.capture import Node
+
+Shares = Sequence[Tensor | None]  # one for each input of the node; None: that input gets nothing
+Quotient = Callable[[Tensor, Tensor], Tensor]
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0.
+
+    >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.0000])
+    """
+    return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
+
+
+def divide_released(a: Tensor, b: Tensor) -> Tensor:
+    """The released code's guarded division: a / (b + 1e-9), and 0 where b is 0."""
+    return torch.where(b == 0, 0, a / (b + 1e-9))
+
+
+def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """J^T R: the operation's own adjoint, for each class.
+
+    For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
+    """
+    points = [v.tensor for v in node.inputs] if inputs is None else list(inputs)
+    floating = [p.is_floating_point() for p in points]
+    points = [p.detach().requires_grad_() if f else p for p, f in zip(points, floating, strict=True)]
+    wanted = [p for p, f in zip(points, floating, strict=True) if f]
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs = node.call(*points)
+        used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
+        classes = used[0][1].shape[0]
+        columns = [
+            torch.autograd.grad(
+                [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes, allow_unused=True
+            )
+            for k in range(classes)
+        ]
+    found = iter(
+        [
+            torch.stack([torch.zeros_like(p) if g is None else g for g in column])
+            for p, column in zip(wanted, zip(*columns, strict=True), strict=True)
+        ]
+    )
+    return [next(found) if f else torch.zeros(classes, *p.shape) for p, f in zip(points, floating, strict=True)]
+
+
+def proportional(
+    node: Node,
+    relevance: Tensor,
+    modify: Callable[[Tensor], Tensor] = torch.abs,
+    quotient: Quotient = divide,
+) -> Shares:
+    """Def. 1: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X), with X = modify(x); conserves relevance where L_i(X) != 0.
+
+    Exact for operations with L(X) = J X: pools, means, sums, interpolation, padding.
+    """
+    points = [modify(v.tensor) for v in node.inputs]
+    (total,) = node.call(*points)
+    shares = transported(node, [quotient(relevance, total)], points)
+    return [p * s for p, s in zip(points, shares, strict=True)]
+
+
+def unbroadcast(share: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum a share (K, ...) over the axes along which its input, of the given shape, was broadcast."""
+    extra = share.dim() - 1 - len(shape)
+    if extra:
+        share = share.sum(tuple(range(1, 1 + extra)))
+    axes = tuple(i + 1 for i, n in enumerate(shape) if n == 1 and share.shape[i + 1] != 1)
+    return share.sum(axes, keepdim=True) if axes else share

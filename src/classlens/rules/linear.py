@@ -1,0 +1,209 @@
+"""Linear and convolutional layers as one thing: x -> W x + b with its adjoint, and the rules made of it.
+
+`linear_map(node)` reads stride, padding, dilation and groups from the recorded call, so the rules below are
+written once, with W and x as in the equations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.capture import Node, Value
+from classlens.rules.generic import Quotient, Shares, divide
+
+LINEAR_OPS = frozenset(
+    ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+)
+_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_T: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONV_INPUT: dict[int, Any] = {
+    1: torch.nn.grad.conv1d_input, 2: torch.nn.grad.conv2d_input, 3: torch.nn.grad.conv3d_input,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """A recorded linear layer."""
+
+    value: Value  # its live input
+    weight: Tensor
+    bias: Tensor | None  # shaped to be added to the output
+    forward: Callable[[Tensor, Tensor], Tensor]  # (x, W) -> W x, no bias
+    adjoint: Callable[[Tensor, Tensor], Tensor]  # (r (K, *output shape), W) -> W^T r (K, *input shape)
+    kernel: tuple[int, ...]  # () for a linear layer
+
+    @property
+    def x(self) -> Tensor:
+        return self.value.tensor
+
+
+def linear_map(node: Node) -> LinearMap:
+    """The linear map that a `linear`, `convNd` or `conv_transposeNd` node applied."""
+    a = node.arguments()
+    value: Value = a["input"]
+    # A weight that itself depends on the image (dynamic convolution) is read as the constant it was.
+    weight, bias = (t.tensor if isinstance(t, Value) else t for t in (a["weight"], a.get("bias")))
+    weight = weight.detach()
+    if node.op == "linear":
+        return LinearMap(value, weight, _detached(bias), F.linear, lambda r, w: r @ w, ())
+    n = int(node.op[-2])
+    bias = None if bias is None else bias.detach().reshape(-1, *[1] * n)
+    kernel = tuple(weight.shape[2:])
+    stride, dilation = _tuple(a.get("stride", 1), n), _tuple(a.get("dilation", 1), n)
+    groups = a.get("groups", 1)
+    if node.op.startswith("conv_transpose"):
+        padding, extra = _tuple(a.get("padding", 0), n), _tuple(a.get("output_padding", 0), n)
+        return LinearMap(
+            value, weight, bias,
+            lambda x, w: _CONV_T[n](x, w, None, stride, padding, extra, groups, dilation),
+            lambda r, w: _classwise(r, lambda flat: _CONV[n](flat, w, None, stride, padding, dilation, groups)),
+            kernel,
+        )  # fmt: skip
+    before, after = _padding(a.get("padding", 0), kernel, dilation, n)
+    size = value.shape
+    if before == after:
+        padding = before
+
+        def forward(x: Tensor, w: Tensor) -> Tensor:
+            out: Tensor = _CONV[n](x, w, None, stride, padding, dilation, groups)
+            return out
+
+        def adjoint(r: Tensor, w: Tensor) -> Tensor:
+            def back(flat: Tensor) -> Tensor:
+                shape = (flat.shape[0], *size[1:])
+                out: Tensor = _CONV_INPUT[n](shape, w, flat, stride, padding, dilation, groups)
+                return out
+
+            return _classwise(r, back)
+
+        return LinearMap(value, weight, bias, forward, adjoint, kernel)
+    return _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups))
+
+
+def _unevenly_padded(
+    value: Value, weight: Tensor, bias: Tensor | None, before: tuple[int, ...], after: tuple[int, ...], rest: Any
+) -> LinearMap:
+    """padding="same" with an even kernel pads one side more."""
+    n, (stride, dilation, groups) = len(before), rest
+    pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+    size = value.shape
+    padded = [s + b + a for s, b, a in zip(size[2:], before, after, strict=True)]
+    inside = tuple(slice(b, b + s) for s, b in zip(size[2:], before, strict=True))
+
+    def adjoint(r: Tensor, w: Tensor) -> Tensor:
+        def back(flat: Tensor) -> Tensor:
+            shape = (flat.shape[0], size[1], *padded)
+            out: Tensor = _CONV_INPUT[n](shape, w, flat, stride, 0, dilation, groups)
+            return out[(slice(None), slice(None), *inside)]
+
+        return _classwise(r, back)
+
+    return LinearMap(
+        value, weight, bias, lambda x, w: _CONV[n](F.pad(x, pads), w, None, stride, 0, dilation, groups), adjoint,
+        tuple(weight.shape[2:]),
+    )  # fmt: skip
+
+
+def _classwise(r: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
+    """K classes of B images are K*B images to a convolution."""
+    return back(r.flatten(0, 1)).unflatten(0, r.shape[:2])
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _tuple(size: int | tuple[int, ...], n: int) -> tuple[int, ...]:
+    sizes = (size,) * n if isinstance(size, int) else tuple(size)
+    return sizes * n if len(sizes) == 1 else sizes
+
+
+def _padding(
+    padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...], n: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    even = _tuple(padding, n)
+    return even, even
+
+
+def only(node: Node, value: Value, share: Tensor) -> Shares:
+    """The whole share to one input of a node, nothing to the others."""
+    shares: list[Tensor | None] = [None] * len(node.inputs)
+    shares[node.inputs.index(value)] = share
+    return shares
+
+
+# ---------------------------------------------------------------------------------------------------- the rules
+
+
+def absolute(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
+    """C = G(|x|, |W|, R): relevance by absolute influence (Eq. 8)."""
+    x, w = layer.x.abs(), layer.weight.abs()
+    return x * layer.adjoint(quotient(relevance, layer.forward(x, w)), w)
+
+
+def agnostic(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
+    """A = G(1, |W|, R): the same with every input equal (Eq. 9), which texture cannot sway."""
+    w = layer.weight.abs()
+    ones = torch.ones_like(layer.x[:1])
+    return layer.adjoint(quotient(relevance, layer.forward(ones, w)), w)
+
+
+def positive(layer: LinearMap, relevance: Tensor, alpha: float = 1.0) -> Tensor:
+    """LRP alpha-beta with beta = alpha - 1.
+
+    R_j = sum_i (alpha z_ji+ / sum_j z_ji+  -  beta z_ji- / sum_j z_ji-) R_i with z_ji = w_ij x_j. Positive
+    contributions come from x+ W+ and x- W-, negative ones from x+ W- and x- W+.
+    """
+    beta = alpha - 1.0
+    result = alpha * _signed_part(layer, relevance, positive=True)
+    if beta:
+        result = result - beta * _signed_part(layer, relevance, positive=False)
+    return result
+
+
+def _signed_part(layer: LinearMap, relevance: Tensor, positive: bool) -> Tensor:
+    x_pos, x_neg = layer.x.clamp(min=0), layer.x.clamp(max=0)
+    w_pos, w_neg = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
+    if not positive:
+        w_pos, w_neg = w_neg, w_pos
+    signed = bool((x_neg != 0).any())
+    z = layer.forward(x_pos, w_pos) + (layer.forward(x_neg, w_neg) if signed else 0)
+    s = divide(relevance, z)
+    share = x_pos * layer.adjoint(s, w_pos)
+    return share + x_neg * layer.adjoint(s, w_neg) if signed else share
+
+
+def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
+    """z^B for the layer that reads the image: x within [l, h], here each image's own smallest and largest value.
+
+    R = x W^T s - l W+^T s - h W-^T s with s = R / (W x - W+ l - W- h).
+    """
+    x, w = layer.x, layer.weight
+    axes = tuple(range(1, x.dim()))
+    low, high = (b.expand_as(x) for b in (x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)))
+    w_pos, w_neg = w.clamp(min=0), w.clamp(max=0)
+    z = layer.forward(x, w) - layer.forward(low, w_pos) - layer.forward(high, w_neg)
+    s = quotient(relevance, z)
+    return x * layer.adjoint(s, w) - low * layer.adjoint(s, w_pos) - high * layer.adjoint(s, w_neg)
+
+
+def output_stride(layer_shape: torch.Size, image_shape: torch.Size) -> int:
+    """How much smaller than the image a feature map is, as a power of two: 1, 2, 4, 8, 16, 32.
+
+    >>> output_stride(torch.Size([1, 8, 17, 17]), torch.Size([1, 3, 260, 260]))
+    16
+    """
+    ratio = math.sqrt(math.prod(image_shape[2:]) / math.prod(layer_shape[2:]))
+    return int(2 ** max(0, round(math.log2(ratio))))

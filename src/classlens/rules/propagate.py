@@ -1,0 +1,121 @@
+"""The only backward loop: walk the tape from the output to the image and hand relevance on, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classlens.capture import Node, Tape, Value
+from classlens.errors import UnsupportedOp
+from classlens.rules.generic import Shares
+
+# A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
+# of them with None where nothing arrived. It gives one share for each of the node's live inputs.
+Rule = Callable[[Node, Any], Shares]
+Merge = Callable[[Value, list[Tensor]], Tensor]
+Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each step, for traces
+
+RULES: dict[str, Rule] = {}
+MULTI_OUTPUT: set[str] = set()
+
+
+def register(*names: str, multi_output: bool = False) -> Callable[[Rule], Rule]:
+    """Make a function the rule of one or more operations; your own operations too.
+
+    >>> @register("my_scale")
+    ... def my_scale(node, relevance):
+    ...     return [relevance]
+    """
+
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        if multi_output:
+            MULTI_OUTPUT.update(names)
+        return rule
+
+    return add
+
+
+def add_shares(value: Value, shares: list[Tensor]) -> Tensor:
+    """Where a value was used several times, its relevance is the sum of what each use sends back."""
+    total = shares[0]
+    for share in shares[1:]:
+        total = total + share
+    return total
+
+
+@dataclass
+class Sweep:
+    """What a sweep brought to the image, and what it noticed on the way."""
+
+    relevance: Tensor  # (K, B, C, H, W) at the image
+    absorbed: Tensor  # (K, B) relevance that rules took out on purpose (the biases' share), float64
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Ledger:
+    """Where rules write down relevance that they take out on purpose."""
+
+    absorbed: Tensor | float = 0.0
+
+    def absorb(self, relevance: Tensor) -> None:
+        """`relevance` (K, B, ...) stays in a bias."""
+        self.absorbed = self.absorbed + relevance.flatten(2).sum(2, dtype=torch.float64)
+
+
+def propagate(
+    tape: Tape,
+    start: Mapping[Value, Tensor],
+    choose: Callable[[Node], Rule],
+    merge: Merge = add_shares,
+    ledger: Ledger | None = None,
+    watch: Watch | None = None,
+) -> Sweep:
+    """Carry relevance from `start` ({value: (K, *shape)}) back to the image.
+
+    `choose` gives the rule of each node. Relevance of a value that several operations used is merged before its
+    producer sees it, so each node is visited once.
+    """
+    ledger = ledger or Ledger()
+    pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
+
+    def settle(value: Value) -> Tensor | None:
+        shares = pending.pop(value, None)
+        return None if shares is None else shares[0] if len(shares) == 1 else merge(value, shares)
+
+    with torch.no_grad():
+        for node in reversed(tape.nodes):
+            arrived = [settle(value) for value in node.outputs]
+            if all(relevance is None for relevance in arrived):
+                continue
+            shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
+            if watch is not None:
+                watch(node, arrived, shares)
+            for value, share in _pairs(node, shares):
+                pending.setdefault(value, []).append(share)
+        relevance = settle(tape.image)
+    classes = next(iter(start.values())).shape[0]
+    if relevance is None:
+        relevance = torch.zeros(classes, *tape.image.shape).to(tape.image.tensor)
+    absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
+    return Sweep(relevance, absorbed)
+
+
+def _pairs(node: Node, shares: Shares) -> Sequence[tuple[Value, Tensor]]:
+    return [(v, s) for v, s in zip(node.inputs, shares, strict=True) if s is not None]
+
+
+def rule_for(node: Node) -> Rule:
+    """The rule registered for a node's operation, or an error that names operation and module."""
+    try:
+        return RULES[node.op]
+    except KeyError:
+        raise UnsupportedOp(
+            f"no rule for the operation {node.where}; register one with "
+            f"@classlens.rules.register({node.op!r}), or use a gradient method"
+        ) from None

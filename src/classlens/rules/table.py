@@ -1,0 +1,149 @@
+"""The default rule of every operation: absolute influence throughout, so that shares are never unbounded.
+
+Reading guide: what only moves data is followed (`transported`); what sums is split in proportion to |x| (Def. 1);
+what squashes or normalises passes relevance on; what gates gives all of it to the gated signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from classlens.capture import Node, Value
+from classlens.rules.generic import Shares, divide, proportional, transported, unbroadcast
+from classlens.rules.linear import LINEAR_OPS, absolute, linear_map, only
+from classlens.rules.propagate import RULES, register, rule_for
+
+__all__ = ["RULES", "rule_for"]
+
+ACTIVATIONS = (
+    "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
+    "hardtanh", "hardsigmoid", "sigmoid", "tanh", "softplus", "softsign", "threshold", "clamp", "logsigmoid",
+    "tanhshrink", "softshrink", "hardshrink",
+)  # fmt: skip
+GATES = ("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp", "relu6", "hardtanh")
+NORMS = (
+    "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize",
+)  # fmt: skip
+MOVES = (
+    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "transpose_all", "transpose_last", "t",
+    "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "tile", "repeat_interleave", "contiguous", "clone",
+    "alias", "to", "getitem", "narrow", "select", "index_select", "gather", "cat", "stack", "hstack", "vstack",
+    "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle",
+    "channel_shuffle", "native_channel_shuffle", "as_strided", "as_strided_scatter", "masked_select", "where",
+    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "amax", "maximum", "minimum", "neg", "real", "broadcast_to", "atleast_2d", "setitem", "copy", "ihfft",
+)  # fmt: skip
+MOVES_MANY = ("split", "chunk", "unbind", "max", "min", "hsplit", "vsplit", "dsplit", "broadcast_tensors")
+SUMS = (
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "mean", "sum", "interpolate", "cumsum", "grid_sample",
+)  # fmt: skip
+
+
+@register(*LINEAR_OPS)
+def linear(node: Node, relevance: Tensor) -> Shares:
+    """Absolute influence, C of Eq. 8."""
+    layer = linear_map(node)
+    return only(node, layer.value, absolute(layer, relevance))
+
+
+@register(*MOVES)
+def moved(node: Node, relevance: Tensor) -> Shares:
+    """Relevance goes back to where each value came from; a constant that was moved in keeps what it drew."""
+    return transported(node, [relevance, *[None] * (_outputs(node) - 1)])
+
+
+@register(*MOVES_MANY, multi_output=True)
+def moved_many(node: Node, relevance: Sequence[Tensor | None]) -> Shares:
+    """As `moved`, for operations with several outputs."""
+    return transported(node, [*relevance, *[None] * (_outputs(node) - len(relevance))])
+
+
+def _outputs(node: Node) -> int:
+    return len(node.outputs)
+
+
+@register(*SUMS)
+def summed(node: Node, relevance: Tensor) -> Shares:
+    """Def. 1 with X = |x|."""
+    return proportional(node, relevance)
+
+
+@register(*ACTIVATIONS, *NORMS, "softmax", "log_softmax", "softmin", "dropout", "dropout1d", "dropout2d",
+          "dropout3d", "alpha_dropout", "feature_dropout", "detach", "identity")  # fmt: skip
+def passed(node: Node, relevance: Tensor) -> Shares:
+    """Unit by unit, the relevance of the output is the relevance of the input."""
+    return only(node, node.inputs[0], relevance)
+
+
+@register("add", "sub")
+def added(node: Node, relevance: Tensor) -> Shares:
+    """R_a = |a| / (|a| + |b|) R, and b the rest. A constant summand is a bias and takes no share."""
+    if len(node.inputs) == 1:
+        return [unbroadcast(relevance, node.inputs[0].shape)]
+    a, b = (v.tensor.abs() for v in node.inputs)
+    per_unit = divide(relevance, a + b)
+    return [unbroadcast(t * per_unit, t.shape) for t in (a, b)]
+
+
+@register("mul")
+def multiplied(node: Node, relevance: Tensor) -> Shares:
+    """A gate decides how much passes, the signal what passes: the signal gets all of it.
+
+    The gate is the operand that was broadcast over the other. Of two equal ones it is the one made by a squashing
+    function; of two plain ones each gets half.
+    """
+    if len(node.inputs) == 1:
+        return [unbroadcast(relevance, node.inputs[0].shape)]
+    a, b = node.inputs
+    if a.tensor.numel() != b.tensor.numel():
+        signal = max(node.inputs, key=lambda v: v.tensor.numel())
+        return only(node, signal, unbroadcast(relevance, signal.shape))
+    squashed = [_looks_like_gate(v) for v in (a, b)]
+    if squashed[0] != squashed[1]:
+        return [None if squashed[0] else relevance, None if squashed[1] else relevance]
+    return [relevance / 2, relevance / 2]
+
+
+def _looks_like_gate(value: Value) -> bool:
+    low, high = value.tensor.aminmax()
+    return bool(low >= 0 and high <= 1)
+
+
+@register("div")
+def divided(node: Node, relevance: Tensor) -> Shares:
+    """What is divided is the signal; the divisor only sets its scale."""
+    numerator = node.arguments()["input"]
+    if not isinstance(numerator, Value):
+        raise_constant_over_live(node)
+    return only(node, numerator, unbroadcast(relevance, numerator.shape))
+
+
+def raise_constant_over_live(node: Node) -> None:
+    from classlens.errors import UnsupportedOp
+
+    raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one for {node.op!r}")
+
+
+@register("matmul")
+def matmul(node: Node, relevance: Tensor) -> Shares:
+    """Def. 1 with |x| for the signal. Of two live operands, a softmax's weights are a gate; two plain ones share."""
+    a = node.arguments()
+    left, right = a["input"], a["other"]
+    tensors = [t.tensor.abs() if isinstance(t, Value) else t.detach().abs() for t in (left, right)]
+    quotient = divide(relevance, torch.matmul(*tensors))
+    from_left = tensors[0] * _sum_to(torch.matmul(quotient, tensors[1].mT), tensors[0].shape)
+    from_right = tensors[1] * _sum_to(torch.matmul(tensors[0].mT, quotient), tensors[1].shape)
+    shares = {0: from_left, 1: from_right}
+    live = [i for i, t in enumerate((left, right)) if isinstance(t, Value)]
+    gates = [i for i in live if _looks_like_gate((left, right)[i])]
+    if len(live) == 2 and len(gates) == 1:
+        return [None if i in gates else shares[i] for i in live]
+    return [shares[i] / len(live) for i in live]
+
+
+def _sum_to(share: Tensor, shape: torch.Size) -> Tensor:
+    return unbroadcast(share, shape)
