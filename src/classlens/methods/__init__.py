@@ -1,6 +1,6 @@
 """Explanation methods: `METHODS` maps each name to a function and its properties."""
 
-from classlens.methods import agf
+from classlens.methods import agf, cam
 from classlens.methods.registry import METHODS, Case, LayerTrace, Method, Result, check_options, resolve
 
-__all__ = ["METHODS", "Case", "LayerTrace", "Method", "Result", "agf", "check_options", "resolve"]
+__all__ = ["METHODS", "Case", "LayerTrace", "Method", "Result", "agf", "cam", "check_options", "resolve"]

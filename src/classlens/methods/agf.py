@@ -7,7 +7,7 @@ balanced rule. All three share the terms in `rules.agf` and the one loop in `rul
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +25,11 @@ from classlens.methods.layers import (
     own_gradient,
     spatial_before_flatten,
 )
-from classlens.methods.registry import Case, LayerTrace, Result, method
+from classlens.methods.registry import Case, LayerTrace, Result, balance, method
 from classlens.rules import agf as terms
 from classlens.rules.generic import Shares, divide, proportional
-from classlens.rules.linear import LINEAR_OPS, absolute, agnostic, boxed, linear_map, only, output_stride
+from classlens.rules.linear import LINEAR_OPS, LinearMap, absolute, agnostic, boxed, linear_map, output_stride
+from classlens.rules.linear import only as only_input
 from classlens.rules.propagate import Ledger, Rule, Sweep, propagate, rule_for
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
@@ -71,12 +72,11 @@ def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
     return Streams(tape, gradients, start, {} if case.trace else None)
 
 
-def finish(case: Case, streams: Streams, sweep: Sweep, maps: Tensor) -> Result:
-    """Pack a sweep's outcome; `maps` is (K,B,H,W)."""
-    started = sum(s.flatten(2).sum(2, dtype=torch.float64) for s in streams.start.values())
-    assert isinstance(started, Tensor)
+def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
+    """Pack a sweep's outcome; `relevance` (K,B,C,H,W) is summed over colours."""
     layers = tuple(LayerTrace(n.module, n.op, t) for n, t in (streams.trace or {}).items())
-    return Result(maps.transpose(0, 1), started.T, sweep.absorbed.T, tuple(sweep.notes), layers)
+    maps = relevance.sum(2).transpose(0, 1)
+    return Result(maps, balance(sweep, streams.start), tuple(sweep.notes), layers)
 
 
 # ------------------------------------------------------------------------------------- paper and released code
@@ -166,7 +166,7 @@ def _published(
     relevance = sweep.relevance
     if formula is terms.RELEASE:  # the released map is divided by its largest value over colours and places
         relevance = divide(relevance, terms.per_image_max(relevance))
-    return finish(case, streams, sweep, relevance.sum(2))
+    return finish(streams, sweep, relevance)
 
 
 def _watch(streams: Streams, node: Node, arrived: Any, shares: Shares) -> None:
@@ -182,12 +182,12 @@ def _same(x: Tensor) -> Tensor:
 
 def _flat(node: Node, relevance: Tensor, formula: terms.Formula) -> Shares:
     layer = linear_map(node)
-    return only(node, layer.value, absolute(layer, relevance, formula.quotient))
+    return only_input(node, layer.value, absolute(layer, relevance, formula.quotient))
 
 
 def _boxed(node: Node, relevance: Tensor, formula: terms.Formula) -> Shares:
     layer = linear_map(node)
-    return only(node, layer.value, boxed(layer, relevance, formula.quotient))
+    return only_input(node, layer.value, boxed(layer, relevance, formula.quotient))
 
 
 def _relu(node: Node, relevance: Tensor, formula: terms.Formula) -> Shares:
@@ -215,7 +215,7 @@ def _after_flatten(
         m = m * (c != 0).reshape(m.shape)
     m = terms.normalised(m, formula.quotient).reshape(c.shape)
     streams.note(node, C=c, M=m, gradient=gradient)
-    return only(node, layer.value, terms.shifted(c, m, formula.shift_everywhere))
+    return only_input(node, layer.value, terms.shifted(c, m, formula.shift_everywhere))
 
 
 def _full(
@@ -224,20 +224,136 @@ def _full(
 ) -> Shares:  # fmt: skip
     """r = A + F_dx + (F_x + M) / (1 + exp(-C)), then the shift."""
     layer = linear_map(node)
-    gradient = own_gradient(streams.tape, node, streams.gradients)
     c = absolute(layer, relevance, formula.quotient)
-    partition = c.mean(2, keepdim=True)
-    zero = c.new_zeros(())
-    a = zero if "A" in dropped else agnostic(layer, relevance, formula.quotient)
+    r = _residual(node, c, streams, formula, dropped, residual)
+    if "A" not in dropped:
+        a = agnostic(layer, relevance, formula.quotient)
+        r = r + a
+        streams.note(node, A=a)
+    streams.note(node, C=c, r=r * (c != 0))
+    return only_input(node, layer.value, terms.shifted(c, r.expand_as(c), formula.shift_everywhere))
+
+
+def _residual(
+    node: Node, c: Tensor, streams: Streams, formula: terms.Formula, dropped: frozenset[str], residual: str | None
+) -> Tensor:
+    """F_dx + (F_x + M) / (1 + exp(-C)), the part of r that the factorisation and the gradient give."""
+    x = node.inputs[0].tensor
+    gradient = own_gradient(streams.tape, node, streams.gradients)
+    partition, zero = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
     f_dx = zero if "Fdx" in dropped else terms.factorised(gradient, partition, formula)
-    gate = 1.0 if "gate" in dropped else torch.sigmoid(c)
     if residual == "gradcam":
-        f_x, m = terms.gradcam_residual(layer.x, gradient), zero
+        f_x, m = terms.gradcam_residual(x, gradient), zero
     elif residual is None:
-        f_x = zero if "Fx" in dropped else terms.factorised(layer.x, partition, formula)
-        m = zero if "M" in dropped else terms.interaction(layer.x, gradient, formula.quotient)
+        f_x = zero if "Fx" in dropped else terms.factorised(x, partition, formula)
+        m = zero if "M" in dropped else terms.interaction(x, gradient, formula.quotient)
     else:
         raise MethodError(f"residual={residual!r} is not known; there is residual=gradcam")
-    r = a + f_dx + (f_x + m) * gate
-    streams.note(node, C=c, A=a, F_x=f_x, F_dx=f_dx, M=m, r=r * (c != 0), gradient=gradient)
-    return only(node, layer.value, terms.shifted(c, r.expand_as(c), formula.shift_everywhere))
+    streams.note(node, F_x=f_x, F_dx=f_dx, M=m, gradient=gradient)
+    gate = 1.0 if "gate" in dropped else torch.sigmoid(c)
+    return f_dx + (f_x + m) * gate
+
+
+# ------------------------------------------------------------------------------------------------------ balanced
+
+SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
+RESIDUAL = 0.2  # lambda: the residual's size beside P
+RESIDUAL_FROM_STRIDE = 16  # the residual enters where feature maps are at least 16 times smaller than the image
+
+
+@method(
+    "agf",
+    family="attribution-guided factorisation",
+    summary="balanced AGF: our rule, for modern networks too",
+    class_specific=True, signed=True, conserves=True, paper=PAPER,
+)  # fmt: skip
+def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
+    """The paper's terms with each layer's energies in balance.
+
+    At every convolution P = (1 - mu) C + mu A, with |b| beside |W| * |x| in C's denominator: what a bias caused
+    stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
+    to lambda times P's magnitude before it is added.
+    """
+    tape = fold_batchnorm(case.tape)
+    first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
+    convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
+    deep = {
+        n for n in convs if output_stride(linear_map(n).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
+    } if not {"Fx", "Fdx", "M"} <= dropped else set()  # fmt: skip
+    streams = open_streams(case, tape, deep)
+    settings = {"streams": streams, "dropped": dropped, "residual": residual}
+    balanced: dict[Node, Rule] = {n: functools.partial(_balanced, deep=n in deep, **settings) for n in convs}
+    with_bias = functools.partial(_with_bias, streams=streams)
+
+    def choose(node: Node) -> Rule:
+        if node in first:
+            return _at_the_image
+        if node in balanced:
+            return balanced[node]
+        return with_bias if node.op in LINEAR_OPS else rule_for(node)
+
+    watch = None if streams.trace is None else functools.partial(_watch, streams)
+    sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
+    return finish(streams, sweep, sweep.relevance)
+
+
+def _at_the_image(node: Node, relevance: Tensor) -> Shares:
+    """z^B, then the checkerboard of a strided first layer taken out."""
+    layer = linear_map(node)
+    share = boxed(layer, relevance)
+    return only_input(node, layer.value, terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool)))
+
+
+def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
+    """C = G(|x|, |W|, R), in which the bias takes part."""
+    layer = linear_map(node)
+    per_unit, bias_share = _per_unit(layer, relevance)
+    streams.ledger.absorb(bias_share)
+    return only_input(node, layer.value, layer.x.abs() * layer.adjoint(per_unit, layer.weight.abs()))
+
+
+def _per_unit(layer: LinearMap, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """R / (|W| |x| + |b|), and what of R falls to |b|."""
+    z = layer.forward(layer.x.abs(), layer.weight.abs())
+    if layer.bias is None:
+        return divide(relevance, z), relevance.new_zeros(*relevance.shape[:2], 1)
+    size = layer.bias.abs()
+    per_unit = divide(relevance, z + size)
+    return per_unit, per_unit * size
+
+
+def _balanced(
+    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, deep: bool
+) -> Shares:
+    layer = linear_map(node)
+    x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
+    active = x != 0
+    mu = 0.0 if "A" in dropped else SHARE_OF_A
+    per_unit, bias_share = _per_unit(layer, relevance)
+    # C and A use the same |W|: one adjoint on a stacked batch.
+    agnostic_z = layer.forward(torch.ones_like(x[:1]), w)
+    both = layer.adjoint(torch.cat([per_unit, divide(relevance, agnostic_z)]), w)
+    c, a = x * both[:classes], both[classes:]
+    a_kept = a * active  # a unit that is off is no evidence
+    streams.ledger.absorb(bias_share, 1 - mu)
+    streams.ledger.absorb(a - a_kept, mu)
+    phi = (1 - mu) * c + mu * a_kept
+    streams.note(node, C=c, A=a_kept)
+    if deep:
+        phi = _with_residual(node, c, phi, streams, dropped, residual)
+    if _halves(node):
+        phi = terms.smoothed(phi, active)
+    return only_input(node, layer.value, phi)
+
+
+def _with_residual(
+    node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None
+) -> Tensor:
+    """phi + lambda q, q = F_dx + gate(C) (F_x + M)."""
+    q = _residual(node, c, streams, terms.RELEASE, dropped, residual)
+    return terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
+
+
+def _halves(node: Node) -> bool:
+    """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
+    return any(2 * o <= i + 1 for i, o in zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True) if i > 1)

@@ -11,16 +11,17 @@ import ast
 import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import Tape
+from classlens.capture import Tape, Value
 from classlens.capture.tape import Picker
 from classlens.errors import MethodError
+from classlens.rules.propagate import Sweep
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +52,38 @@ class LayerTrace:
 
 
 @dataclass(frozen=True)
+class Balance:
+    """What became of the relevance put in at the top; each (B,K), float64."""
+
+    started: Tensor
+    arrived: Tensor  # sum over the image
+    absorbed: Tensor  # what stayed in biases, or rules took out on purpose
+    size: Tensor  # sum of magnitudes over the image: the scale on which an error counts
+
+    def error(self) -> Tensor:
+        """|arrived + absorbed - started| relative to the larger of `size` and |started|."""
+        scale = torch.maximum(self.size, self.started.abs()).clamp(min=torch.finfo(torch.float64).tiny)
+        return (self.arrived + self.absorbed - self.started).abs() / scale
+
+
+def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
+    """The balance of a sweep that began with `start`."""
+    sums = [_total(relevance) for relevance in start.values()]
+    return Balance(
+        torch.stack(sums).sum(0).T, _total(sweep.relevance).T, sweep.absorbed.T, _total(sweep.relevance.abs()).T
+    )
+
+
+def _total(relevance: Tensor) -> Tensor:
+    return relevance.flatten(2).sum(2, dtype=torch.float64).cpu()
+
+
+@dataclass(frozen=True)
 class Result:
     """What a method gives back."""
 
     maps: Tensor  # (B,K,H,W)
-    started: Tensor | None = None  # (B,K) relevance put in at the top; None: the method does not propagate relevance
-    absorbed: Tensor | None = None  # (B,K) relevance that stayed in biases
+    balance: Balance | None = None  # None: the method does not propagate relevance
     notes: tuple[str, ...] = ()
     trace: tuple[LayerTrace, ...] = ()
 

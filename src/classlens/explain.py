@@ -1,0 +1,206 @@
+"""The front door: `explain(model, images, targets)` gives an `Explanation`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from classlens.capture import record, unwrap
+from classlens.capture.tape import Picker
+from classlens.errors import ImageError, ModelError
+from classlens.images import check_batch
+from classlens.methods import Case, LayerTrace, Result, check_options, resolve
+from classlens.models.loaded import LoadedModel
+from classlens.targets import Targets, resolve_targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far to trust a propagation, and what it took.
+
+    `conservation` is |arrived + absorbed - started| / max(sum |relevance at the image|, |started|): 0 when every bit
+    of the relevance put in at the top arrives or is accounted for. All four are NaN where a method does not
+    propagate relevance.
+    """
+
+    conservation: Tensor  # (B,K) float64
+    started: Tensor  # (B,K) relevance put in at the top
+    arrived: Tensor  # (B,K) its sum at the image
+    absorbed: Tensor  # (B,K) what stayed in biases, or was taken out on purpose
+    ops: dict[str, int]  # operations of the forward pass, and how often
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {
+            name: [[None if x != x else x for x in row] for row in getattr(self, name).tolist()]
+            for name in ("conservation", "started", "arrived", "absorbed")
+        }
+        return numbers | {"ops": self.ops, "seconds": self.seconds, "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Signed evidence maps with all that is needed to read them.
+
+    >>> e = explain(model, images, targets=top(2))
+    >>> e.maps.shape, e.targets.shape
+    (torch.Size([1, 2, 224, 224]), torch.Size([1, 2]))
+    """
+
+    maps: Tensor  # (B,K,H,W), raw: positive for the class, negative against it
+    targets: Tensor  # (B,K)
+    logits: Tensor  # (B,C)
+    pictures: Tensor  # (B,3,H,W) in [0,1]: what the network saw
+    labels: tuple[str, ...] | None
+    method: str
+    signed: bool
+    report: Report
+    trace: tuple[LayerTrace, ...] = ()
+    model: str = ""
+
+    def label(self, class_index: int) -> str:
+        """A class's name, or `class 7` where the model has no names."""
+        return self.labels[class_index] if self.labels else f"class {class_index}"
+
+    def probability(self, row: int, k: int) -> float:
+        """Softmax probability of the k-th explained class of an image."""
+        return float(self.logits[row].double().softmax(0)[self.targets[row, k]])
+
+    def figure(self) -> Figure:
+        """Photographs and overlays, drawn; `e.figure().savefig("e.png")`."""
+        from classlens import render
+
+        return render.figure(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Overlays and figure (PNG), maps (npz) and report (JSON) into a folder; gives the paths."""
+        from classlens import render
+
+        return render.save(self, folder)
+
+
+Images = "Tensor | str | os.PathLike[str] | Image.Image | Sequence[str | os.PathLike[str] | Image.Image]"
+
+
+def explain(
+    model: nn.Module | LoadedModel,
+    images: Any,
+    targets: Targets = None,
+    method: str = "agf",
+    *,
+    trace: bool = False,
+    output: Picker = None,
+    **options: Any,
+) -> Explanation:
+    """Show where a network finds each class.
+
+    >>> m = classlens.load("efficientnet-lite0")
+    >>> e = classlens.explain(m, "photo.jpg", targets=["tabby", "espresso"])
+    >>> e.figure().savefig("two-classes.png")
+
+    `model` is any `nn.Module` in eval mode, used as it is and left as it was, or a loaded model. `images` is a
+    preprocessed tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the likeliest
+    class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)`. `method` is a name of
+    `classlens.METHODS`; its options follow as keywords or in brackets, "agf-release(without=A)". `output` picks the
+    logits of a model that returns a dict or a tuple. `trace=True` keeps the terms of every layer.
+    """
+    chosen, written = resolve(method)
+    options = written | options
+    check_options(chosen, options)
+    begun = time.perf_counter()
+    network, batch, loaded = _prepare(model, images)
+    tape = record(network, batch, output)
+    logits = tape.logits
+    _check_logits(logits, len(batch))
+    labels = loaded.labels if loaded is not None else None
+    classes = resolve_targets(targets, logits, labels)
+    case = Case(unwrap(network), batch, tape, classes, output, trace)
+    result = chosen.run(case, **options)
+    return Explanation(
+        maps=result.maps.detach(),
+        targets=classes,
+        logits=logits,
+        pictures=_pictures(batch, loaded),
+        labels=labels,
+        method=method,
+        signed=chosen.signed,
+        report=_report(result, tape.ops(), time.perf_counter() - begun),
+        trace=result.trace,
+        model=loaded.name if loaded is not None else type(unwrap(network)).__name__,
+    )
+
+
+def versions() -> dict[str, str]:
+    """What an explanation was made with."""
+    from importlib.metadata import version
+
+    return {"classlens": version("classlens"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
+    loaded = model if isinstance(model, LoadedModel) else None
+    network = model.model if isinstance(model, LoadedModel) else model
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or what classlens.load() gives")
+    if not isinstance(images, Tensor):
+        if loaded is None:
+            raise ImageError("files and PIL images need a loaded model (classlens.load), which knows its preprocessing")
+        sources = list(images) if isinstance(images, list | tuple) else [images]
+        if not sources:
+            raise ImageError("no image was given; give at least one")
+        images = torch.stack([loaded.preprocess(source) for source in sources])
+    batch = check_batch(images)
+    device, dtype = _home(network, batch)
+    return network, batch.to(device=device, dtype=dtype), loaded
+
+
+def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]:
+    """Where and in which precision a network computes: those of its first floating-point weight."""
+    for weight in network.parameters():
+        if weight.is_floating_point():
+            return weight.device, weight.dtype
+    return batch.device, batch.dtype
+
+
+def _check_logits(logits: Tensor, batch: int) -> None:
+    if logits.dim() != 2 or logits.shape[0] != batch:
+        raise ModelError(
+            f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
+            "pick the logits with output= (a key, an index or a function)"
+        )
+    finite = torch.isfinite(logits).all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
+
+
+def _pictures(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
+    """What to draw under the maps; without knowing the preprocessing, the input stretched to [0,1]."""
+    if loaded is not None:
+        return loaded.preprocess.restore(batch.float())
+    pictures = batch.float()
+    if pictures.shape[1] != 3:
+        pictures = pictures.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    low, high = pictures.amin((1, 2, 3), keepdim=True), pictures.amax((1, 2, 3), keepdim=True)
+    return (pictures - low) / (high - low).clamp(min=1e-12)
+
+
+def _report(result: Result, ops: dict[str, int], seconds: float) -> Report:
+    b = result.balance
+    if b is None:
+        nothing = torch.full(result.maps.shape[:2], torch.nan, dtype=torch.float64)
+        return Report(nothing, nothing, nothing, nothing, ops, seconds, result.notes)
+    return Report(b.error(), b.started, b.arrived, b.absorbed, ops, seconds, result.notes)

@@ -1,0 +1,9 @@
+"""Networks by name: `load("efficientnet-lite0")` gives the model, its preprocessing and its labels."""
+
+from classlens.models.cards import write_card
+from classlens.models.loaded import LoadedModel
+from classlens.models.loading import DEFAULT, KINDS, MODELS, load
+from classlens.models.preprocess import Preprocess
+from classlens.models.sources import ModelInfo
+
+__all__ = ["DEFAULT", "KINDS", "MODELS", "LoadedModel", "ModelInfo", "Preprocess", "load", "write_card"]

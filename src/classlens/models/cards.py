@@ -1,0 +1,200 @@
+"""Cards: a network described by a small JSON file beside its weights.
+
+A folder with `card.json` and `model.safetensors` is all that `load` needs:
+
+    {
+      "architecture": "torchvision:resnet50",      any name `load` knows, but no card
+      "weights": "model.safetensors",              relative to the card; "default"; or null (random)
+      "labels": ["cat", "dog"],                    or "imagenet", or null
+      "preprocess": {"resize": 256, "crop": 224},  the fields of `Preprocess`
+      "overrides": {                               optional: numbers of the architecture that differ
+        "layer2.0.conv1.stride": [2, 2],           one attribute of one module
+        "*BatchNorm2d.eps": 0.001                  that attribute of all modules of a class
+      },
+      "about": "where the weights come from"       optional, for people
+    }
+
+A card whose architecture is "package.module:function" runs that function: take such cards from people you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from classlens.errors import ModelError
+from classlens.labels import imagenet
+from classlens.models.preprocess import Preprocess
+
+Number: TypeAlias = bool | int | float
+Override: TypeAlias = Number | Sequence[Number]
+
+CARD = "card.json"
+_WEIGHTS = "model.safetensors"
+_REQUIRED = ("architecture", "weights", "labels", "preprocess")
+_OPTIONAL = ("overrides", "about")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as read: paths resolved, labels and preprocessing as the rest of the library uses them."""
+
+    architecture: str
+    weights: str | Path | None
+    labels: tuple[str, ...] | None
+    preprocess: Preprocess
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_card(path: str | os.PathLike[str]) -> Card:
+    """The card in a JSON file, or in `card.json` of a folder."""
+    file = Path(path) / CARD if Path(path).is_dir() else Path(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"there is no card {file}: a card is a JSON file, or a folder with {CARD} in it") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is not a card in JSON: {error}") from error
+    try:
+        return _card(data, file.parent)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
+
+
+def write_card(
+    folder: str | os.PathLike[str],
+    model: nn.Module | Mapping[str, Tensor],
+    *,
+    architecture: str,
+    preprocess: Preprocess,
+    labels: Sequence[str] | None = None,
+    overrides: Mapping[str, Override] | None = None,
+    about: str | None = None,
+) -> Path:
+    """Write a network, or its state dict, as a new folder that `load` reads; whole or not at all.
+
+    >>> write_card("pets", model, architecture="timm:resnet18", preprocess=Preprocess(), labels=breeds)
+    >>> load("pets")
+    """
+    target = Path(folder)
+    if target.exists():
+        raise ModelError(f"{target} exists: give a new folder for the card, or remove that one first")
+    card = {
+        "architecture": architecture,
+        "weights": _WEIGHTS,
+        "labels": _labels_to_json(labels),
+        "preprocess": preprocess.to_json(),
+        **({"overrides": dict(overrides)} if overrides else {}),
+        **({"about": about} if about else {}),
+    }
+    _card(json.loads(json.dumps(card)), target)  # what cannot be read is not written
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    # Copies, because safetensors refuses tensors that share memory (tied weights).
+    tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state.items()}
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        draft.mkdir(parents=True)
+        save_file(tensors, draft / _WEIGHTS)
+        (draft / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        draft.rename(target)
+    except OSError as error:
+        raise ModelError(f"{target} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def apply_overrides(model: nn.Module, overrides: Mapping[str, Override]) -> None:
+    """Set numbers that the modules already have to other numbers, and nothing else.
+
+    >>> apply_overrides(model, {"layer2.0.conv1.stride": [2, 2], "*BatchNorm2d.eps": 1e-3})
+    """
+    for key, value in overrides.items():
+        path, _, attribute = key.rpartition(".")
+        for module in _modules(model, path, key):
+            setattr(module, attribute, _replacement(module, attribute, key, value))
+
+
+def _card(data: Any, folder: Path) -> Card:
+    if not isinstance(data, dict):
+        raise ModelError("a card is a JSON object")
+    missing = [key for key in _REQUIRED if key not in data]
+    unknown = [key for key in data if key not in (*_REQUIRED, *_OPTIONAL)]
+    if missing or unknown:
+        wrong = [f"lacks {key}" for key in missing] + [f"does not know {key}" for key in unknown]
+        raise ModelError(f"the card {', '.join(wrong)}; it has {', '.join((*_REQUIRED, *_OPTIONAL))}")
+    if not isinstance(data["architecture"], str):
+        raise ModelError('architecture must be a name such as "torchvision:resnet50"')
+    weights = data["weights"]
+    if not (weights is None or isinstance(weights, str)):
+        raise ModelError('weights must be a file name, "default" or null')
+    overrides = data.get("overrides", {})
+    if not isinstance(overrides, dict):
+        raise ModelError("overrides must be an object of attribute names and numbers")
+    return Card(
+        architecture=data["architecture"],
+        weights=folder / weights if weights not in (None, "default") else weights,
+        labels=_labels_from_json(data["labels"]),
+        preprocess=Preprocess.from_json(data["preprocess"]),
+        overrides=overrides,
+    )
+
+
+def _labels_from_json(labels: Any) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if labels == "imagenet":
+        return imagenet()
+    if not (isinstance(labels, list) and labels and all(isinstance(label, str) for label in labels)):
+        raise ModelError('labels must be a list of names, "imagenet" or null')
+    return tuple(labels)
+
+
+def _labels_to_json(labels: Sequence[str] | None) -> list[str] | str | None:
+    if labels is None:
+        return None
+    return "imagenet" if tuple(labels) == imagenet() else list(labels)
+
+
+def _modules(model: nn.Module, path: str, key: str) -> list[nn.Module]:
+    """The modules an override speaks of: one by its path, or all of a class by `*ClassName`."""
+    if path.startswith("*"):
+        found = [module for module in model.modules() if type(module).__name__ == path[1:]]
+    else:
+        found = [module for name, module in model.named_modules() if name == path]
+    if not found:
+        raise ModelError(f"override {key!r}: the network has no module {path!r}")
+    return found
+
+
+def _replacement(module: nn.Module, attribute: str, key: str, value: Any) -> Number | tuple[Number, ...]:
+    """The new value, if it is a number where a number stands, or as many numbers where a tuple stands."""
+    # `vars` leaves out methods and properties; `training` is not the architecture's to set.
+    current = vars(module).get(attribute) if attribute != "training" else None
+    new = tuple(value) if isinstance(value, list | tuple) else value
+    if not (_is_numeric(current) and _is_numeric(new)):
+        raise ModelError(f"override {key!r}: only numbers and tuples of numbers that exist can be set, to numbers")
+    if _form(new) != _form(current):
+        raise ModelError(f"override {key!r}: {new!r} is not of the same form as {current!r}")
+    result: Number | tuple[Number, ...] = new
+    return result
+
+
+def _is_numeric(value: object) -> bool:
+    return all(isinstance(part, bool | int | float) for part in (value if isinstance(value, tuple) else (value,)))
+
+
+def _form(value: Any) -> object:
+    """What must stay the same: the length of a tuple, and whether a value is a switch, a count or a quantity."""
+    if isinstance(value, tuple):
+        return tuple(_form(part) for part in value)
+    return type(value)

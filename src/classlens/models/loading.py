@@ -1,0 +1,146 @@
+"""Name -> network, ready to be explained. `load` is the only door."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from classlens.errors import ModelError
+from classlens.models._text import nearest, reason
+from classlens.models.cards import apply_overrides, read_card
+from classlens.models.checkpoint import build_with_weights, load_weights
+from classlens.models.loaded import LoadedModel
+from classlens.models.preprocess import Preprocess
+from classlens.models.sources import EMBEDDED, LIBRARIES, Architecture, ModelInfo, embedded
+
+DEFAULT = "efficientnet-lite0"
+
+MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.items()}
+"""The networks that need no download, for `classlens models`."""
+
+KINDS: dict[str, ModelInfo] = {
+    "torchvision:NAME": ModelInfo("a classifier of torchvision", install="pip install 'classlens[torchvision]'"),
+    "timm:NAME": ModelInfo("a network of timm", install="pip install 'classlens[timm]'"),
+    "package.module:function": ModelInfo("a function of yours that returns an nn.Module or a LoadedModel"),
+    "path/to/card.json": ModelInfo("a card, or a folder with card.json in it"),
+}
+"""The other kinds of name that `load` takes."""
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def load(
+    name: str | os.PathLike[str] = DEFAULT,
+    weights: str | os.PathLike[str] | None = "default",
+    device: str | torch.device = "cpu",
+) -> LoadedModel:
+    """A network in eval mode on a device, with its preprocessing and labels.
+
+    `name` is one of `MODELS`, or of one of the `KINDS`. `weights` is "default" for the published ones, None for
+    random ones, or a file (.safetensors, or a torch checkpoint of tensors).
+
+        >>> load("efficientnet-lite0")
+        >>> load("timm:resnet50", weights="my-fine-tuned.safetensors", device="cuda")
+    """
+    text = os.fspath(name)
+    loaded = _from_card(text, weights) if _is_path(name) else _from_name(text, weights)
+    return replace(loaded, name=text, model=_place(loaded.model, device).eval())
+
+
+def _is_path(name: str | os.PathLike[str]) -> bool:
+    """Whether a name means a card; what is no other kind of name and exists as a file or a folder does."""
+    if not isinstance(name, str):
+        return True
+    if name in EMBEDDED or name.partition(":")[0] in LIBRARIES:
+        return False
+    return name.endswith(".json") or "/" in name or os.sep in name or Path(name).exists()
+
+
+def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
+    library, _, rest = name.partition(":")
+    if name in EMBEDDED:
+        return _from_architecture(name, embedded(name), weights)
+    if library in LIBRARIES:
+        return _from_architecture(name, LIBRARIES[library](rest), weights)
+    if _FUNCTION.fullmatch(name):
+        return _from_function(name, weights)
+    raise ModelError(
+        f"there is no model {name!r}{nearest(name, EMBEDDED)}; known are {', '.join(EMBEDDED)} and, by kind, "
+        f"{', '.join(KINDS)} (such as torchvision:resnet50)"
+    )
+
+
+def _from_architecture(name: str, source: Architecture, weights: str | os.PathLike[str] | None) -> LoadedModel:
+    labels = source.labels
+    if weights is None:
+        model = source.build()
+    elif weights == "default":
+        model = source.published()
+    else:
+        model, other_classes = build_with_weights(source.build, weights)
+        labels = labels if other_classes is None else None
+    return LoadedModel(name, model, source.preprocess(model), labels)
+
+
+def _from_function(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
+    """What a user's function makes; "default" and None both mean the weights it comes with."""
+    made = _call(name)
+    loaded = made if isinstance(made, LoadedModel) else LoadedModel(name, made, Preprocess(), None)
+    if weights not in (None, "default"):
+        load_weights(loaded.model, weights)
+    return loaded
+
+
+def _call(name: str) -> nn.Module | LoadedModel:
+    module_name, _, function_name = name.partition(":")
+    with _current_folder_importable():
+        try:
+            function: Any = getattr(import_module(module_name), function_name)
+        except AttributeError:
+            raise ModelError(f"{name}: the module {module_name} has no {function_name}; check the name") from None
+        except Exception as error:  # whatever the user's module does when it is imported
+            raise ModelError(f"{name} cannot be imported ({reason(error)}): check the name and the module") from error
+        try:
+            made = function()
+        except Exception as error:  # whatever the user's function does
+            raise ModelError(f"{name}() failed ({reason(error)}): it must run without arguments") from error
+    if not isinstance(made, nn.Module | LoadedModel):
+        raise ModelError(f"{name}() gave a {type(made).__name__}: it must return an nn.Module or a LoadedModel")
+    return made
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """As `python -m` does, and a console script does not; for the time of the import and the call."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _from_card(path: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
+    card = read_card(path)
+    if _is_path(card.architecture):
+        raise ModelError(f"{path}: its architecture {card.architecture!r} is not the name of one")
+    loaded = _from_name(card.architecture, card.weights if weights == "default" else weights)
+    apply_overrides(loaded.model, card.overrides)
+    return replace(loaded, preprocess=card.preprocess, labels=card.labels)
+
+
+def _place(model: nn.Module, device: str | torch.device) -> nn.Module:
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        raise ModelError(f"the model cannot be moved to {str(device)!r} ({reason(error)}): give another device") from error

@@ -1,0 +1,403 @@
+"""Evidence maps as pictures: red speaks for the class, blue against it, and zero is always the middle.
+
+    >>> overlay(explanation.pictures[0], explanation.maps[0, 0])     # (H,W,3) uint8
+    >>> figure(explanation).savefig("figure.png")
+    >>> where(explanation.maps[0, 0])
+    'top half 92 %, mostly top-left (41 %); 8 % of all evidence is against'
+
+Pictures are scaled, data are not: each map is drawn relative to its own size, so two pictures compare places,
+not amounts. Overlays lie on the photograph's greys: a colour in them can only mean evidence.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from classlens.errors import MethodError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from classlens.explain import Explanation
+    from classlens.methods import LayerTrace
+
+Evidence: TypeAlias = Tensor | NDArray[np.floating[Any]]  # (H,W)
+RGB: TypeAlias = NDArray[np.uint8]  # (H,W,3)
+
+_DIVERGING = LinearSegmentedColormap.from_list(
+    "evidence", ["#0a2f86", "#1f6fe0", "#86bbf7", "#ffffff", "#ff9580", "#e4202c", "#8a0413"]
+)
+_SEQUENTIAL = colormaps["inferno"]
+# Where an overlay starts in its colours: the pale (or black) start would hide the photograph without saying anything.
+_INK_FROM = 0.45
+# Share of the places that a scale takes in. A handful of outliers must not make everything else look like zero.
+_PERCENTILE = 99.5
+
+_GREY = "#666666"
+_DPI = 150
+_MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
+_PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
+_MAX_NAME = 27  # characters that fit above a panel beside the probability
+
+_ROWS, _COLUMNS = ("top", "centre", "bottom"), ("left", "centre", "right")
+_CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] for row in _ROWS]
+
+# The terms of the paper's decomposition figure, in its order, with what each one knows.
+_TERMS = {
+    "C": ("C", "input and weights"),
+    "A": ("A", "weights alone"),
+    "F_x": ("F(x)", "factorised input"),
+    "F_dx": ("F(∇x)", "factorised gradient"),
+    "M": ("M", "input × gradient"),
+    "Phi": ("Φ", "relevance passed on"),
+}
+
+
+# ------------------------------------------------------------------------------------------------- single maps
+
+
+def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
+    """A map in colours: blue to white to red, or black to yellow for a method without signs.
+
+    >>> heatmap(np.array([[-1.0, 0.0, 1.0]]))[0, 1].tolist()
+    [255, 255, 255]
+    """
+    return _to_bytes(_colours(_scaled(evidence, signed), signed, start=0.0))
+
+
+def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.85) -> RGB:
+    """A map over the greys of a picture (3,H,W) in [0,1]; the stronger the evidence, the denser its colour.
+
+    >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # where there is no evidence: the grey photograph
+    """
+    level = _scaled(evidence, signed)
+    alpha = opacity * np.abs(level)[..., None]
+    grey = _grey(picture)[..., None]
+    return _to_bytes((1 - alpha) * grey + alpha * _colours(level, signed, start=_INK_FROM))
+
+
+def where(evidence: Evidence, signed: bool = True) -> str:
+    """Where the evidence for the class lies, in a few words.
+
+    >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
+    'top-left (100 %); 25 % of all evidence is against'
+    """
+    cells, against = shares(evidence)
+    if not cells:
+        return "no evidence for the class" + ("; all of it is against" if against else "")
+    cell = max(cells, key=cells.__getitem__)
+    best = f"{cell} ({_percent(cells[cell])})"
+    half, part = _strongest_half(evidence)
+    if cells[cell] >= 0.995:
+        text = best
+    elif part >= 0.65:
+        text = f"{half} half {_percent(part)}, mostly {best}"
+    else:
+        text = f"{'mostly' if cells[cell] >= 0.25 else 'spread out, most in'} {best}"
+    return f"{text}; {_percent(against)} of all evidence is against" if signed else text
+
+
+def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
+    """How the evidence for the class is spread over a 3x3 grid, and how much of all evidence is against it.
+
+    >>> shares(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))[1]
+    0.25
+
+    Without any evidence for the class the grid is empty.
+    """
+    values = _checked(evidence)
+    positive = np.maximum(values, 0)
+    total, size = positive.sum(), np.abs(values).sum()
+    against = float(1 - total / size) if size else 0.0
+    if not total:
+        return {}, against
+    rows, columns = (np.arange(n) * 3 // n for n in values.shape)
+    grid = np.zeros((3, 3))
+    np.add.at(grid, (rows[:, None], columns[None, :]), positive / total)
+    return {_CELLS[i][j]: float(grid[i, j]) for i in range(3) for j in range(3)}, against
+
+
+def _strongest_half(evidence: Evidence) -> tuple[str, float]:
+    """The half of the picture that holds most of the positive evidence, and how much. An odd middle line counts half."""
+    positive = np.maximum(_checked(evidence), 0)
+    height, width = positive.shape
+    upper = np.clip(height / 2 - np.arange(height), 0, 1) @ positive.sum(1) / positive.sum()
+    left = np.clip(width / 2 - np.arange(width), 0, 1) @ positive.sum(0) / positive.sum()
+    halves = {"top": upper, "bottom": 1 - upper, "left": left, "right": 1 - left}
+    name = max(halves, key=halves.__getitem__)
+    return name, float(halves[name])
+
+
+def _checked(evidence: Evidence) -> NDArray[np.float64]:
+    values = evidence.detach().double().cpu().numpy() if isinstance(evidence, Tensor) else np.asarray(evidence, float)
+    if not np.isfinite(values).all():
+        raise MethodError("the map holds NaN or infinite values and cannot be drawn; try float32 or another method")
+    return values
+
+
+def _scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
+    """The map in [-1,1] (or [0,1] without signs), zero kept, the same scale on both sides."""
+    values = _checked(evidence)
+    size = np.abs(values)
+    # A map that is zero almost everywhere has a percentile of zero: then its largest value is the scale.
+    scale = np.percentile(size, _PERCENTILE) or size.max() or 1.0
+    return np.clip(values / scale, -1.0 if signed else 0.0, 1.0)
+
+
+def _colours(level: NDArray[np.float64], signed: bool, start: float) -> NDArray[np.float64]:
+    """Colours of a scaled map; `start` leaves out that share of the colours next to zero."""
+    colours: Colormap = _DIVERGING if signed else _SEQUENTIAL
+    depth = start * (level != 0) + (1 - start) * np.abs(level)
+    position = 0.5 + 0.5 * np.sign(level) * depth if signed else depth
+    rgba: NDArray[np.float64] = colours(position)
+    return rgba[..., :3]
+
+
+def _grey(picture: Tensor) -> NDArray[np.float64]:
+    """The luminance (ITU-R BT.601) of a picture (3,H,W) in [0,1]."""
+    weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    luminance: NDArray[np.float64] = torch.einsum("c,chw->hw", weights, picture.detach().cpu().double()).numpy()
+    return luminance
+
+
+def _to_bytes(colours: NDArray[np.float64]) -> RGB:
+    return (np.clip(colours, 0, 1) * 255).round().astype(np.uint8)
+
+
+def _percent(share: float) -> str:
+    """71 %; what is not nothing is never written as 0."""
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+# ----------------------------------------------------------------------------------------------------- figures
+
+
+def figure(explanation: Explanation) -> Figure:
+    """One row for each image: the picture, then an overlay for each class with its name and probability.
+
+    >>> figure(explain(model, "photo.jpg", targets=["tabby", "espresso"])).savefig("two-classes.png")
+    """
+    rows, classes, height, width = explanation.maps.shape
+    signed = explanation.signed
+    fig, axes = _panels(rows, 1 + classes, height / width)
+    for row in range(rows):
+        picture = explanation.pictures[row]
+        _draw(axes[row][0], _to_bytes(picture.detach().cpu().double().permute(1, 2, 0).numpy()))
+        _head(axes[row][0], "picture")
+        for k in range(classes):
+            _draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
+            _head(axes[row][1 + k], _name(explanation, row, k), probability_text(explanation.probability(row, k)))
+    paper = torch.full((3, 1, 256), 0.85)
+    bar = overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None, :], signed)
+    _foot(fig, (explanation.method, explanation.model), bar, ends=("against" if signed else "none", "for"))
+    return fig
+
+
+def decomposition(
+    explanation: Explanation, row: int = 0, k: int = 0, layers: int | Sequence[str] = 5
+) -> Figure:
+    """What each term of AGF contributes: a column for each term, a row for each layer, deep ones first.
+
+    >>> decomposition(explain(model, images, trace=True), layers=["features.28", "features.10"])
+
+    `layers` names them, or is how many to pick evenly from those that have all terms. Maps are summed over channels.
+    """
+    chosen = _pick_layers(explanation.trace, layers)
+    height, width = chosen[0].terms["C"].shape[-2:]
+    fig, axes = _panels(len(chosen), len(_TERMS), height / width, panel=2.0, left=0.55)
+    for i, layer in enumerate(chosen):
+        for j, (name, (symbol, meaning)) in enumerate(_TERMS.items()):
+            # Deep layers are a few places wide, and shown as such.
+            _draw(axes[i][j], heatmap(layer.terms[name][k, row].sum(0)), interpolation="nearest")
+            if i == 0:
+                _head(axes[i][j], symbol, meaning)
+        size = "×".join(map(str, layer.terms["C"].shape[-2:]))
+        axes[i][0].set_ylabel(f"{layer.name}\n{size}", fontsize=8, color=_GREY, parse_math=False)
+    bar = heatmap(np.linspace(-1.0, 1.0, 256)[None, :])
+    about = (_name(explanation, row, k), explanation.method, explanation.model)
+    _foot(fig, about, bar, ends=("against", "for"))
+    return fig
+
+
+def probability_text(probability: float) -> str:
+    """14.2 %, and for very unlikely classes <0.1 %."""
+    return "<0.1 %" if probability < 0.0005 else f"{100 * probability:.1f} %"
+
+
+def _name(explanation: Explanation, row: int, k: int) -> str:
+    return explanation.label(int(explanation.targets[row, k]))
+
+
+def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> list[LayerTrace]:
+    """The layers to decompose, of those that have every term as a feature map (K,B,channels,h,w)."""
+    drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() == 5 for n in _TERMS)}
+    if not drawable:
+        raise MethodError("there is no layer to decompose; explain with trace=True and an AGF method with all its terms")
+    if isinstance(layers, int):
+        steps = np.linspace(0, len(drawable) - 1, min(max(layers, 1), len(drawable))).round().astype(int)
+        return [list(drawable.values())[i] for i in steps]
+    unknown = [name for name in layers if name not in drawable]
+    if unknown or not layers:
+        raise MethodError(f"no layer to decompose is called {(*unknown, '')[0]!r}; there are {', '.join(drawable)}")
+    return [drawable[name] for name in layers]
+
+
+def _panels(
+    rows: int, columns: int, aspect: float, panel: float = _PANEL, left: float = _MARGIN
+) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure with a grid of panels, each `panel` inches wide, and room for headings and a foot."""
+    step = panel * aspect + _HEADING
+    width = left + columns * (panel + _GAP) - _GAP + _MARGIN
+    height = rows * step + _MARGIN / 2 + _FOOT
+    fig = Figure(figsize=(width, height), dpi=min(_DPI, _MAX_PIXELS / max(width, height)), facecolor="white")
+
+    def place(row: int, column: int) -> Axes:
+        x, y = left + column * (panel + _GAP), _FOOT + (rows - 1 - row) * step
+        return fig.add_axes((x / width, y / height, panel / width, panel * aspect / height))
+
+    return fig, [[place(row, column) for column in range(columns)] for row in range(rows)]
+
+
+def _draw(axes: Axes, pixels: RGB, interpolation: str = "bicubic") -> None:
+    axes.imshow(pixels, interpolation=interpolation, aspect="auto")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _head(axes: Axes, left: str, right: str = "") -> None:
+    name = left if len(left) <= _MAX_NAME else left[: _MAX_NAME - 1].rstrip() + "…"
+    # A class may be called "$100 bill": names are no formulas.
+    axes.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=5, parse_math=False)
+    axes.set_title(right, loc="right", fontsize=9.5, color=_GREY, pad=5)
+
+
+def _foot(fig: Figure, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:
+    """What was run, and a small bar that says what the colours mean."""
+    width, height = fig.get_size_inches()
+    length, thickness, middle = 1.5, 0.13, 0.235  # inches
+    x = width - _MARGIN - 0.3 - length
+    axes = fig.add_axes((x / width, (middle - thickness / 2) / height, length / width, thickness / height))
+    axes.imshow(bar, aspect="auto")
+    axes.set_axis_off()
+    for text, edge, side in ((ends[0], x - 0.07, "right"), (ends[1], x + length + 0.07, "left")):
+        fig.text(edge / width, middle / height, text, ha=side, va="center_baseline", fontsize=9, color=_GREY)
+    words = "  ·  ".join(word for word in about if word)
+    start = fig.axes[0].get_position().x0
+    fig.text(start, middle / height, words, va="center_baseline", fontsize=9, color=_GREY, parse_math=False)
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]:
+    """Overlays and a figure (PNG), the raw maps (npz) and, last, report.json into a folder; gives the paths.
+
+    >>> save(explanation, "out")
+    [PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
+
+    Every file is written whole or not at all: once report.json is there, all of them are.
+    """
+    target = Path(folder)
+    paths = []
+    for row, k in np.ndindex(*explanation.targets.shape):
+        index = int(explanation.targets[row, k])
+        path = target / f"{row}-{index}-{_slug(explanation.label(index))}.png"
+        pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
+        paths.append(write_png(path, pixels))
+    paths.append(write_png(target / "figure.png", figure(explanation)))
+    paths.append(_write(target / "maps.npz", _arrays(explanation)))
+    paths.append(_write(target / "report.json", json.dumps(_report(explanation), indent=2).encode()))
+    return paths
+
+
+def write_png(path: Path, picture: RGB | Figure) -> Path:
+    """A picture or a figure as a PNG file, whole or not at all; the same picture gives the same bytes.
+
+    >>> write_png(Path("out/figure.png"), figure(explanation))
+    """
+    buffer = io.BytesIO()
+    if isinstance(picture, Figure):
+        picture.savefig(buffer, format="png", metadata={"Software": None})
+    else:
+        Image.fromarray(picture).save(buffer, format="png")
+    return _write(path, buffer.getvalue())
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Through a file beside it that takes its place when complete, so nobody ever reads half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _slug(label: str) -> str:
+    """A class's name as a part of a file name: "Egyptian cat" -> "egyptian-cat"."""
+    return re.sub(r"\W+", "-", label.lower()).strip("-")[:60] or "class"
+
+
+def _arrays(explanation: Explanation) -> bytes:
+    names = [[explanation.label(index) for index in row] for row in explanation.targets.tolist()]
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        maps=explanation.maps.float().cpu().numpy(),
+        targets=explanation.targets.cpu().numpy(),
+        logits=explanation.logits.detach().float().cpu().numpy(),
+        names=np.array(names),
+    )
+    return buffer.getvalue()
+
+
+def _report(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "versions": {"classlens": version("classlens"), "torch": torch.__version__},
+        "model": explanation.model,
+        "method": explanation.method,
+        "images": [{"classes": describe(explanation, row)} for row in range(len(explanation.targets))],
+        "report": explanation.report.to_json(),
+    }
+
+
+def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
+    """What there is to say about each explained class of an image, ready for JSON.
+
+    >>> [(c["name"], c["where"]) for c in describe(explanation)]
+    [('Egyptian cat', 'top half 100 %, mostly top-centre (41 %); 49 % of all evidence is against')]
+    """
+    return [_describe_class(explanation, row, k) for k in range(explanation.targets.shape[1])]
+
+
+def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any]:
+    evidence = explanation.maps[row, k]
+    cells, against = shares(evidence)
+    return {
+        "name": _name(explanation, row, k),
+        "index": int(explanation.targets[row, k]),
+        "probability": explanation.probability(row, k),
+        "where": where(evidence, explanation.signed),
+        "cells": cells,
+        "against": against,
+    }
