@@ -42,7 +42,9 @@ Evidence: TypeAlias = Tensor | NDArray[np.floating[Any]]  # (H,W)
 RGB: TypeAlias = NDArray[np.uint8]  # (H,W,3)
 
 _DIVERGING = LinearSegmentedColormap.from_list(
-    "evidence", ["#0a2f86", "#1f6fe0", "#86bbf7", "#ffffff", "#ff9580", "#e4202c", "#8a0413"]
+    "evidence",
+    ["#0a2f86", "#1f6fe0", "#86bbf7", "#ffffff", "#ff9580", "#e4202c", "#8a0413"],
+    N=257,  # odd, so that zero has a colour of its own: white
 )
 _SEQUENTIAL = colormaps["inferno"]
 # Where an overlay starts in its colours: the pale (or black) start would hide the photograph without saying anything.
@@ -82,7 +84,7 @@ def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
     return _to_bytes(_colours(_scaled(evidence, signed), signed, start=0.0))
 
 
-def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.85) -> RGB:
+def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8) -> RGB:
     """A map over the greys of a picture (3,H,W) in [0,1]; the stronger the evidence, the denser its colour.
 
     >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # where there is no evidence: the grey photograph
@@ -135,9 +137,10 @@ def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
 
 
 def _strongest_half(evidence: Evidence) -> tuple[str, float]:
-    """The half of the picture that holds most of the positive evidence, and how much. An odd middle line counts half."""
+    """The half of the picture that holds most of the positive evidence, and how much of it."""
     positive = np.maximum(_checked(evidence), 0)
     height, width = positive.shape
+    # Weights 1 ... 1 0 ... 0; the middle line of an odd number belongs to both halves by 0.5.
     upper = np.clip(height / 2 - np.arange(height), 0, 1) @ positive.sum(1) / positive.sum()
     left = np.clip(width / 2 - np.arange(width), 0, 1) @ positive.sum(0) / positive.sum()
     halves = {"top": upper, "bottom": 1 - upper, "left": left, "right": 1 - left}
@@ -146,7 +149,7 @@ def _strongest_half(evidence: Evidence) -> tuple[str, float]:
 
 
 def _checked(evidence: Evidence) -> NDArray[np.float64]:
-    values = evidence.detach().double().cpu().numpy() if isinstance(evidence, Tensor) else np.asarray(evidence, float)
+    values = evidence.detach().cpu().double().numpy() if isinstance(evidence, Tensor) else np.asarray(evidence, float)
     if not np.isfinite(values).all():
         raise MethodError("the map holds NaN or infinite values and cannot be drawn; try float32 or another method")
     return values
@@ -210,9 +213,7 @@ def figure(explanation: Explanation) -> Figure:
     return fig
 
 
-def decomposition(
-    explanation: Explanation, row: int = 0, k: int = 0, layers: int | Sequence[str] = 5
-) -> Figure:
+def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: int | Sequence[str] = 5) -> Figure:
     """What each term of AGF contributes: a column for each term, a row for each layer, deep ones first.
 
     >>> decomposition(explain(model, images, trace=True), layers=["features.28", "features.10"])
@@ -249,7 +250,9 @@ def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> li
     """The layers to decompose, of those that have every term as a feature map (K,B,channels,h,w)."""
     drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() == 5 for n in _TERMS)}
     if not drawable:
-        raise MethodError("there is no layer to decompose; explain with trace=True and an AGF method with all its terms")
+        raise MethodError(
+            "there is no layer to decompose; explain with trace=True and an AGF method with all its terms"
+        )
     if isinstance(layers, int):
         steps = np.linspace(0, len(drawable) - 1, min(max(layers, 1), len(drawable))).round().astype(int)
         return [list(drawable.values())[i] for i in steps]
@@ -388,6 +391,21 @@ def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
     [('Egyptian cat', 'top half 100 %, mostly top-centre (41 %); 49 % of all evidence is against')]
     """
     return [_describe_class(explanation, row, k) for k in range(explanation.targets.shape[1])]
+
+
+def summary(explanation: Explanation, row: int = 0) -> str:
+    """The same for people: a line for each class.
+
+    >>> print(summary(explanation))
+      Egyptian cat (285)  14.9 %  top half 100 %, mostly top-centre (41 %); 49 % of all evidence is against
+    """
+    classes = describe(explanation, row)
+    names = [f"{c['name']} ({c['index']})" for c in classes]
+    width = max(map(len, names))
+    return "\n".join(
+        f"  {name:{width}}  {probability_text(c['probability']):>6}  {c['where']}"
+        for name, c in zip(names, classes, strict=True)
+    )
 
 
 def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from classlens.capture import Node, Tape, Value, fold_batchnorm
 from classlens.errors import MethodError, TargetError
 from classlens.methods.layers import (
+    evidence_at_last,
     first_layers,
     gradient_values,
     is_spatial_conv,
@@ -62,14 +63,8 @@ def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
         cotangents = torch.stack(
             [torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)]
         )
-    last = last_layers(tape)
-    gradients = tape.gradients(cotangents, gradient_values([*last, *full]))
-    start: dict[Value, Tensor] = {}
-    for node in last:
-        layer = linear_map(node)
-        share = layer.x * layer.adjoint(gradients[node.outputs[0]], layer.weight)  # Phi^(1) = x * gradient
-        start[layer.value] = start[layer.value] + share if layer.value in start else share
-    return Streams(tape, gradients, start, {} if case.trace else None)
+    gradients = tape.gradients(cotangents, gradient_values([*last_layers(tape), *full]))
+    return Streams(tape, gradients, evidence_at_last(tape, gradients), {} if case.trace else None)
 
 
 def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
@@ -99,7 +94,7 @@ def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = 
     "agf-release",
     family="attribution-guided factorisation",
     summary="what the authors' released code computes, numerically",
-    class_specific=True, signed=True, conserves=True, paper=PAPER,
+    class_specific=True, signed=True, conserves=False, paper=PAPER,
 )  # fmt: skip
 def agf_release(
     case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None

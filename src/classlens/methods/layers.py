@@ -92,3 +92,16 @@ def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tens
 def gradient_values(nodes: Iterable[Node]) -> list[Value]:
     """The values whose gradients `own_gradient` needs."""
     return [value for node in nodes for value in (linear_map(node).value, node.outputs[0])]
+
+
+def evidence_at_last(tape: Tape, gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:
+    """Phi^(1) = x * gradient at the input of the last weight layers: {value: (K, *shape)}.
+
+    The gradient is the one through that layer (W^T g), so an input that is used elsewhere too is not counted twice.
+    """
+    found: dict[Value, Tensor] = {}
+    for node in last_layers(tape):
+        layer = linear_map(node)
+        share = layer.x * layer.adjoint(gradients[node.outputs[0]], layer.weight)
+        found[layer.value] = found[layer.value] + share if layer.value in found else share
+    return found

@@ -98,7 +98,7 @@ class Method:
     summary: str  # one line
     class_specific: bool  # different classes give different maps
     signed: bool  # negative values mean evidence against the class
-    conserves: bool  # the map sums to what was put in, up to what biases absorbed
+    conserves: bool  # on ReLU-like networks the map sums to what was put in, up to what the report says
     paper: str
     options: tuple[str, ...] = field(default=())
 

@@ -31,6 +31,11 @@ def divide_released(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0, a / (b + 1e-9))
 
 
+def magnitude(x: Tensor) -> Tensor:
+    """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
+    return x.abs() + torch.finfo(x.dtype).tiny ** 0.5
+
+
 def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence[Tensor] | None = None) -> list[Tensor]:
     """J^T R: the operation's own adjoint, for each class.
 
@@ -62,7 +67,7 @@ def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence
 def proportional(
     node: Node,
     relevance: Tensor,
-    modify: Callable[[Tensor], Tensor] = torch.abs,
+    modify: Callable[[Tensor], Tensor] = magnitude,
     quotient: Quotient = divide,
 ) -> Shares:
     """Def. 1: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X), with X = modify(x); conserves relevance where L_i(X) != 0.

@@ -7,7 +7,7 @@ written once, with W and x as in the equations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,29 +160,56 @@ def agnostic(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -
     return layer.adjoint(quotient(relevance, layer.forward(ones, w)), w)
 
 
-def positive(layer: LinearMap, relevance: Tensor, alpha: float = 1.0) -> Tensor:
+def positive(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, alpha: float = 1.0) -> Tensor:
     """LRP alpha-beta with beta = alpha - 1.
 
     R_j = sum_i (alpha z_ji+ / sum_j z_ji+  -  beta z_ji- / sum_j z_ji-) R_i with z_ji = w_ij x_j. Positive
     contributions come from x+ W+ and x- W-, negative ones from x+ W- and x- W+.
     """
-    beta = alpha - 1.0
-    result = alpha * _signed_part(layer, relevance, positive=True)
-    if beta:
-        result = result - beta * _signed_part(layer, relevance, positive=False)
-    return result
+    share = _one_sign(layer, alpha * relevance, True, quotient)
+    return share if alpha == 1 else share + _one_sign(layer, (1 - alpha) * relevance, False, quotient)
 
 
-def _signed_part(layer: LinearMap, relevance: Tensor, positive: bool) -> Tensor:
-    x_pos, x_neg = layer.x.clamp(min=0), layer.x.clamp(max=0)
-    w_pos, w_neg = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
-    if not positive:
-        w_pos, w_neg = w_neg, w_pos
-    signed = bool((x_neg != 0).any())
-    z = layer.forward(x_pos, w_pos) + (layer.forward(x_neg, w_neg) if signed else 0)
-    s = divide(relevance, z)
-    share = x_pos * layer.adjoint(s, w_pos)
-    return share + x_neg * layer.adjoint(s, w_neg) if signed else share
+def _one_sign(layer: LinearMap, relevance: Tensor, agreeing: bool, quotient: Quotient) -> Tensor:
+    """Relevance through the contributions of one sign."""
+    parts = [(x, w if agreeing else v) for x, w, v in by_sign(layer)]
+    total = torch.stack([layer.forward(x, w) for x, w in parts]).sum(0)
+    per_unit = quotient(relevance, total)
+    return torch.stack([x * layer.adjoint(per_unit, w) for x, w in parts]).sum(0)
+
+
+def by_sign(layer: LinearMap) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(|x|, |weights| that make z > 0, |weights| that make z < 0) for the positive part of x, and the negative one."""
+    w_pos, w_neg = layer.weight.clamp(min=0), (-layer.weight).clamp(min=0)
+    yield layer.x.clamp(min=0), w_pos, w_neg
+    if (layer.x < 0).any():
+        yield (-layer.x).clamp(min=0), w_neg, w_pos
+
+
+def epsilon(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, eps: float = 1e-6) -> Tensor:
+    """LRP-epsilon: R_j = sum_i z_ji R_i / (z_i + eps sign z_i) with z_i = sum_j z_ji; the bias is left out."""
+    z = layer.forward(layer.x, layer.weight)
+    z = z + eps * torch.where(z < 0, -1.0, 1.0).to(z)
+    return layer.x * layer.adjoint(quotient(relevance, z), layer.weight)
+
+
+def gamma(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, weight: float = 0.25) -> Tensor:
+    """LRP-gamma, for inputs of any sign: contributions that agree with the output's sign count 1 + gamma times."""
+    z = layer.forward(layer.x, layer.weight)
+    share = torch.zeros_like(layer.x)
+    for sign in (1, -1):
+        side = relevance * (z >= 0 if sign > 0 else z < 0)
+        parts = [(x * s, w * s * (1 + weight) - v * s if sign > 0 else w * s - v * s * (1 + weight))
+                 for s, (x, w, v) in zip((1, -1), by_sign(layer), strict=False)]  # fmt: skip
+        per_unit = quotient(side, torch.stack([layer.forward(x, w) for x, w in parts]).sum(0))
+        share = share + torch.stack([x * layer.adjoint(per_unit, w) for x, w in parts]).sum(0)
+    return share
+
+
+def flat(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
+    """Every input of a unit gets the same: all inputs and weights read as 1."""
+    ones = torch.ones_like(layer.weight)
+    return layer.adjoint(quotient(relevance, layer.forward(torch.ones_like(layer.x[:1]), ones)), ones)
 
 
 def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Tape, Value
 from classlens.errors import UnsupportedOp
-from classlens.rules.generic import Shares
+from classlens.rules.generic import Shares, divide
 
 # A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
 # of them with None where nothing arrived. It gives one share for each of the node's live inputs.
@@ -66,6 +66,11 @@ class Ledger:
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
         """`weight` times this relevance (K, B, ...) goes no further."""
         self.absorbed = self.absorbed + weight * relevance.flatten(2).sum(2, dtype=torch.float64)
+
+    def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
+        """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there."""
+        self.absorb(torch.where(total == 0, relevance, 0))
+        return divide(relevance, total)
 
 
 def propagate(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from classlens.capture import Node, Value
-from classlens.rules.generic import Shares, divide, proportional, transported, unbroadcast
+from classlens.errors import UnsupportedOp
+from classlens.rules.generic import Shares, divide, magnitude, proportional, transported, unbroadcast
 from classlens.rules.linear import LINEAR_OPS, absolute, linear_map, only
 from classlens.rules.propagate import RULES, register, rule_for
 
@@ -53,17 +54,13 @@ def linear(node: Node, relevance: Tensor) -> Shares:
 @register(*MOVES)
 def moved(node: Node, relevance: Tensor) -> Shares:
     """Relevance goes back to where each value came from; a constant that was moved in keeps what it drew."""
-    return transported(node, [relevance, *[None] * (_outputs(node) - 1)])
+    return transported(node, [relevance, *[None] * (len(node.outputs) - 1)])
 
 
 @register(*MOVES_MANY, multi_output=True)
 def moved_many(node: Node, relevance: Sequence[Tensor | None]) -> Shares:
     """As `moved`, for operations with several outputs."""
-    return transported(node, [*relevance, *[None] * (_outputs(node) - len(relevance))])
-
-
-def _outputs(node: Node) -> int:
-    return len(node.outputs)
+    return transported(node, relevance)
 
 
 @register(*SUMS)
@@ -84,8 +81,8 @@ def added(node: Node, relevance: Tensor) -> Shares:
     """R_a = |a| / (|a| + |b|) R, and b the rest. A constant summand is a bias and takes no share."""
     if len(node.inputs) == 1:
         return [unbroadcast(relevance, node.inputs[0].shape)]
-    a, b = (v.tensor.abs() for v in node.inputs)
-    per_unit = divide(relevance, a + b)
+    a, b = (magnitude(v.tensor) for v in node.inputs)
+    per_unit = relevance / (a + b)
     return [unbroadcast(t * per_unit, t.shape) for t in (a, b)]
 
 
@@ -118,14 +115,8 @@ def divided(node: Node, relevance: Tensor) -> Shares:
     """What is divided is the signal; the divisor only sets its scale."""
     numerator = node.arguments()["input"]
     if not isinstance(numerator, Value):
-        raise_constant_over_live(node)
+        raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one")
     return only(node, numerator, unbroadcast(relevance, numerator.shape))
-
-
-def raise_constant_over_live(node: Node) -> None:
-    from classlens.errors import UnsupportedOp
-
-    raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one for {node.op!r}")
 
 
 @register("matmul")
@@ -135,8 +126,8 @@ def matmul(node: Node, relevance: Tensor) -> Shares:
     left, right = a["input"], a["other"]
     tensors = [t.tensor.abs() if isinstance(t, Value) else t.detach().abs() for t in (left, right)]
     quotient = divide(relevance, torch.matmul(*tensors))
-    from_left = tensors[0] * _sum_to(torch.matmul(quotient, tensors[1].mT), tensors[0].shape)
-    from_right = tensors[1] * _sum_to(torch.matmul(tensors[0].mT, quotient), tensors[1].shape)
+    from_left = tensors[0] * unbroadcast(torch.matmul(quotient, tensors[1].mT), tensors[0].shape)
+    from_right = tensors[1] * unbroadcast(torch.matmul(tensors[0].mT, quotient), tensors[1].shape)
     shares = {0: from_left, 1: from_right}
     live = [i for i, t in enumerate((left, right)) if isinstance(t, Value)]
     gates = [i for i in live if _looks_like_gate((left, right)[i])]
@@ -144,6 +135,3 @@ def matmul(node: Node, relevance: Tensor) -> Shares:
         return [None if i in gates else shares[i] for i in live]
     return [shares[i] / len(live) for i in live]
 
-
-def _sum_to(share: Tensor, shape: torch.Size) -> Tensor:
-    return unbroadcast(share, shape)

@@ -1,0 +1,272 @@
+"""The command `classlens`: reads options, calls the library, prints. Nothing is computed here.
+
+torch and matplotlib take seconds to import, so each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from classlens.errors import ClasslensError, ImageError
+
+if TYPE_CHECKING:
+    from classlens.explain import Explanation
+
+_PATIENCE = 2.0  # seconds before a progress bar appears
+_DEBUG = "CLASSLENS_DEBUG"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,  # main() says in one line what went wrong
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Device(StrEnum):
+    """Where to compute; auto takes the fastest there is."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 a bug, 2 something the user can mend, 130 stopped with Ctrl-C."""
+    try:
+        app(arguments)
+    except (ClasslensError, OSError) as error:
+        if os.environ.get(_DEBUG):
+            raise
+        _complain(str(error))
+        sys.exit(2)
+    except Exception as error:
+        if os.environ.get(_DEBUG):
+            raise
+        _complain(f"{type(error).__name__}: {error} (a bug? `classlens --debug ...` shows where it happened)")
+        sys.exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"classlens {version('classlens')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    debug: Annotated[bool, typer.Option("--debug", envvar=_DEBUG, help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """See where a vision network finds each class."""
+    if debug:
+        os.environ[_DEBUG] = "1"
+
+
+@app.command(no_args_is_help=True)
+def explain(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Picture files.", show_default=False)],
+    model: Annotated[
+        str, typer.Option(help="The network; `classlens models` lists the kinds of names.")
+    ] = "efficientnet-lite0",
+    weights: Annotated[
+        str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")
+    ] = "default",
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated."),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="How; `classlens methods` lists them. Options go in brackets: `agf-release(without=A)`.")
+    ] = "agf",
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
+    trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show where a network finds each class: overlays, a figure, the raw maps and a report.
+
+    Why did it say that, and where is the evidence for another class?
+
+        classlens explain photo.jpg
+
+        classlens explain photo.jpg --class tabby --class espresso
+
+        classlens explain photos/*.jpg --top 3 --model torchvision:resnet50 --out maps
+
+    Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json.
+    """
+    if classes and top:
+        raise typer.BadParameter("give --class or --top, not both")
+    import classlens
+
+    loaded = classlens.load(model, None if weights == "none" else weights, _pick(device))
+    targets = [classes] if classes else classlens.top(top or 1)
+    progress = _LateProgress(len(images))
+    done: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    for image, folder in zip(images, _folders(images, out), strict=True):
+        try:
+            with progress.step(image.name):
+                explanation = classlens.explain(loaded, image, targets, method, trace=trace)
+                written = _save(explanation, folder, trace)
+        except ImageError as error:
+            _complain(str(error))
+            failed.append({"path": str(image), "error": str(error)})
+            continue
+        done.append(_document(explanation, image, written))
+        if not json:
+            _show(explanation, image, folder)
+    if json:
+        about = {"classlens": version("classlens"), "model": model, "method": method}
+        typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+    if failed:
+        raise typer.Exit(2)
+
+
+@app.command()
+def models() -> None:
+    """List the networks that come along, and the other kinds of names that --model takes."""
+    from classlens.models import KINDS, MODELS
+
+    table = Table("name", "what it is, and what to install for it", "input", box=None, pad_edge=False)
+    for name, info in (MODELS | KINDS).items():
+        about = escape(info.description) + (f"\n[dim]{escape(info.install)}[/]" if info.install else "")
+        table.add_row(escape(name), about, f"{info.size}×{info.size}" if info.size else "")
+    Console().print(table)
+
+
+@app.command()
+def methods() -> None:
+    """List the explanation methods and what to expect of each."""
+    from classlens.methods import METHODS
+
+    table = Table("name", "what it is", "per class", "signed", "conserves", box=None, pad_edge=False)
+    for entry in METHODS.values():
+        about = f"{escape(entry.summary)}\n[dim]{escape(entry.paper)}[/]"
+        marks = ("yes" if mark else "–" for mark in (entry.class_specific, entry.signed, entry.conserves))
+        table.add_row(escape(entry.name), about, *marks)
+    Console().print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where demo.png goes.")] = Path("out"),
+) -> None:
+    """Explain two classes of one picture with the embedded network."""
+    from classlens.demo import run
+
+    run(out)
+
+
+def _pick(device: Device) -> str:
+    if device is not Device.auto:
+        return device.value
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _folders(images: Sequence[Path], out: Path) -> list[Path]:
+    """A folder for each image, named after it; a/cat.jpg and b/cat.jpg become cat and cat-2.
+
+    >>> _folders([Path("a/cat.jpg"), Path("b/cat.jpg")], Path("out"))
+    [PosixPath('out/cat'), PosixPath('out/cat-2')]
+    """
+    names: list[str] = []
+    for image in images:
+        stem = image.stem or "image"
+        free = (name for name in (stem, *(f"{stem}-{i}" for i in range(2, len(images) + 2))) if name not in names)
+        names.append(next(free))
+    return [out / name for name in names]
+
+
+def _save(explanation: Explanation, folder: Path, trace: bool) -> list[Path]:
+    from classlens import render
+
+    written = explanation.save(folder)
+    if trace:
+        for k, index in enumerate(explanation.targets[0].tolist()):
+            picture = render.decomposition(explanation, k=k)
+            written.append(render.write_png(folder / f"decomposition-{index}.png", picture))
+    return written
+
+
+def _document(explanation: Explanation, image: Path, written: Sequence[Path]) -> dict[str, Any]:
+    from classlens import render
+
+    return {
+        "path": str(image),
+        "classes": render.describe(explanation),
+        "report": explanation.report.to_json(),
+        "files": [str(path) for path in written],
+    }
+
+
+def _show(explanation: Explanation, image: Path, folder: Path) -> None:
+    from classlens import render
+
+    typer.echo(f"{image}  ({explanation.model}, {explanation.method}, {explanation.report.seconds:.1f} s)")
+    typer.echo(render.summary(explanation))
+    for note in explanation.report.notes:
+        typer.echo(f"  note: {note}")
+    typer.echo(f"  -> {folder / 'figure.png'}")
+
+
+def _complain(text: str) -> None:
+    """One line on stderr, whatever the text."""
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+
+
+class _LateProgress:
+    """A bar on stderr that appears once a run has taken a while, and steps aside while results are printed."""
+
+    def __init__(self, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # stdout is left alone: results may be piped into a file while the bar is shown on the terminal.
+        self._bar = Progress(
+            *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._task = self._bar.add_task("", total=total)
+        self._due = time.monotonic() + _PATIENCE
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Around the work on one image."""
+        if not self._bar.console.is_terminal:
+            yield
+            return
+        self._bar.update(self._task, description=escape(name))
+        timer = threading.Timer(max(0.0, self._due - time.monotonic()), self._bar.start)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self._bar.stop()
+            self._bar.advance(self._task)

@@ -1,0 +1,73 @@
+"""FullGrad: the input's and every bias's share of the output, each as a map."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.capture import Node, fold_batchnorm
+from classlens.capture.fold import batchnorm_affine
+from classlens.errors import MethodError
+from classlens.methods.registry import Balance, Case, Result, method
+from classlens.rules.linear import LINEAR_OPS, linear_map
+
+
+def bias_of(node: Node) -> Tensor | None:
+    """What a node adds to its output whatever its input is, shaped to be added to it."""
+    if node.op in LINEAR_OPS:
+        return linear_map(node).bias
+    if node.op == "batch_norm" and node.arguments().get("running_mean") is not None:
+        _, offset = batchnorm_affine(node)
+        return offset.reshape(-1, *[1] * (node.outputs[0].tensor.dim() - 2))
+    return None
+
+
+def spread(t: Tensor) -> Tensor:
+    """psi: |t|, its smallest value taken off, divided by its largest; per class and image."""
+    t = t.abs()
+    axes = tuple(range(2, t.dim()))
+    t = t - t.amin(axes, keepdim=True)
+    return t / t.amax(axes, keepdim=True).clamp(min=torch.finfo(t.dtype).tiny)
+
+
+@method(
+    "fullgrad", family="gradients", summary="input gradient times input, plus every bias's gradient map",
+    class_specific=False, signed=False, conserves=True,
+    paper="Srinivas, Fleuret: Full-Gradient Representation for Neural Network Visualization, NeurIPS 2019",
+)  # fmt: skip
+def fullgrad(case: Case, variant: str = "default") -> Result:
+    """y_t = x . dy/dx + sum over biases b . dy/db, exactly, for networks of linear and ReLU-like layers.
+
+    The report's balance is this sum: `started` the logit, `arrived` what input and biases add up to. Corrected:
+    every image is scaled on its own, and biases of dense layers count (evenly over the image).
+    """
+    if variant not in ("default", "release"):
+        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+    tape = fold_batchnorm(case.tape)
+    biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
+    gradients = tape.gradients(case.one_hot(), [tape.image, *(value for value, _ in biased)])
+    size = (case.images.shape[2], case.images.shape[3])
+    direct = gradients[tape.image] * tape.image.tensor
+    total = spread(direct).sum(2)  # (K,B,H,W)
+    explained = _sum(direct)
+    for value, bias in biased:
+        share = gradients[value] * bias
+        explained = explained + _sum(share)
+        if value.tensor.dim() == 4 or variant == "default":
+            total = total + _as_map(spread(share), size)
+    logit = case.tape.logits.gather(1, case.targets).double().cpu()
+    balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())
+    return Result(total.transpose(0, 1), balance)
+
+
+def _sum(t: Tensor) -> Tensor:
+    return t.flatten(2).sum(2, dtype=torch.float64).cpu()
+
+
+def _as_map(share: Tensor, size: tuple[int, int]) -> Tensor:
+    """A bias's share, summed over channels and enlarged; one without places counts evenly everywhere."""
+    if share.dim() != 5:
+        return share.flatten(2).sum(2)[:, :, None, None].expand(*share.shape[:2], *size)
+    summed = share.sum(2).flatten(0, 1)[:, None]
+    return F.interpolate(summed, size=size, mode="bilinear", align_corners=False).reshape(*share.shape[:2], *size)

@@ -1,0 +1,291 @@
+"""Relevance propagation: LRP and its relatives. Each is a start, a recipe of rules, and the one sweep."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from classlens.capture import Node, Value, fold_batchnorm
+from classlens.errors import MethodError
+from classlens.methods.layers import evidence_at_last, first_layers, last_layers
+from classlens.methods.registry import Case, Result, balance, method
+from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
+from classlens.rules.linear import LINEAR_OPS, LinearMap, absolute, boxed, by_sign, epsilon, flat, linear_map, only
+from classlens.rules.linear import gamma as gamma_rule
+from classlens.rules.linear import positive
+from classlens.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
+
+LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
+FAMILY = "relevance propagation"
+LRP_PAPER = "Bach et al.: On Pixel-Wise Explanations by Layer-Wise Relevance Propagation, PLoS ONE 2015"
+COMPOSITE_PAPER = "Montavon et al.: Layer-Wise Relevance Propagation: An Overview, 2019"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which rule each layer gets: a relevance method but for its start."""
+
+    layers: LayerRule  # convolutions, and all other linear maps
+    image: LayerRule = boxed  # the layer that reads the image
+    dense: LayerRule | None = None  # fully connected layers, where they differ
+    table: Mapping[str, Rule] = field(default_factory=dict)  # other operations, where they differ from the default
+    merge: Merge = add_shares
+    fold: bool = True
+    quotient: Quotient | None = None  # None: a division that writes down what biases keep
+
+
+def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Tensor, Result]:
+    """One sweep from `start`; gives (relevance (K,B,C,H,W), packed result)."""
+    tape = fold_batchnorm(case.tape) if recipe.fold else case.tape
+    firsts, ledger = first_layers(tape), Ledger()
+    quotient = recipe.quotient or ledger.quotient
+
+    def on(rule: LayerRule) -> Rule:
+        def apply(node: Node, relevance: Tensor) -> Shares:
+            layer = linear_map(node)
+            return only(node, layer.value, rule(layer, relevance, quotient))
+
+        return apply
+
+    def choose(node: Node) -> Rule:
+        if node in firsts:
+            return on(recipe.image)
+        if node.op == "linear" and recipe.dense is not None:
+            return on(recipe.dense)
+        if node.op in LINEAR_OPS:
+            return on(recipe.layers)
+        return recipe.table.get(node.op) or rule_for(node)
+
+    swept = propagate(tape, start, choose, recipe.merge, ledger)
+    return swept.relevance, Result(swept.relevance.sum(2).transpose(0, 1), balance(swept, start))
+
+
+def from_logit(case: Case) -> dict[Value, Tensor]:
+    """LRP's start: the class's logit at the class, 0 elsewhere."""
+    return {case.tape.output: case.one_hot() * case.tape.logits}
+
+
+# ------------------------------------------------------------------------------------- as in the released code
+
+
+def released_alpha_beta(layer: LinearMap, relevance: Tensor, quotient: Quotient, alpha: float) -> Tensor:
+    """alpha-beta as released: the parts of x+ and x- are each divided by their own sum, so both get all of R."""
+    w_pos, w_neg = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
+    x_pos, x_neg = layer.x.clamp(min=0), layer.x.clamp(max=0)
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return x * layer.adjoint(quotient(relevance, layer.forward(x, w)), w)
+
+    share = alpha * (part(x_pos, w_pos) + part(x_neg, w_neg))
+    beta = alpha - 1
+    return share - beta * (part(x_pos, w_neg) + part(x_neg, w_pos)) if beta else share
+
+
+def released_norm(node: Node, relevance: Tensor) -> Shares:
+    """BatchNorm as released: relevance passes where x is not 0 (the guarded division's 1e-9 included)."""
+    a = node.arguments()
+    x: Tensor = node.inputs[0].tensor
+    # The released code squares the variance; it cancels but for the guard.
+    scale = a["weight"].detach() / torch.sqrt(a["running_var"] ** 2 + a.get("eps", 1e-5))
+    z = x * scale.reshape(-1, *[1] * (x.dim() - 2))
+    return [z * divide_released(relevance, z)]
+
+
+def released_clone(value: Value, shares: list[Tensor]) -> Tensor:
+    """A value used twice: x * sum of R / x."""
+    x = value.tensor
+    return x * torch.stack([divide_released(share, x) for share in shares]).sum(0)
+
+
+_AS_RELEASED = functools.partial(proportional, modify=lambda x: x, quotient=divide_released)
+RELEASED: dict[str, Rule] = {
+    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "add"), _AS_RELEASED),
+    "batch_norm": released_norm,
+}
+
+
+def _unguarded(a: Tensor, b: Tensor) -> Tensor:
+    return a / (b + 1e-9)
+
+
+def _released_box(layer: LinearMap, relevance: Tensor, quotient: Quotient) -> Tensor:
+    return boxed(layer, relevance, _unguarded)
+
+
+def _lrp(alpha: float, variant: str) -> Recipe:
+    if _is_release(variant):
+        rule = functools.partial(released_alpha_beta, alpha=alpha)
+        return Recipe(rule, _released_box, None, RELEASED, released_clone, fold=False, quotient=divide_released)
+    return Recipe(functools.partial(positive, alpha=alpha))
+
+
+def _is_release(variant: str) -> bool:
+    if variant not in ("default", "release"):
+        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+    return variant == "release"
+
+
+@method(
+    "lrp", family=FAMILY, summary="positive contributions only (alpha 1, beta 0), z^B at the image",
+    class_specific=False, signed=False, conserves=True, paper=LRP_PAPER,
+)  # fmt: skip
+def lrp(case: Case, variant: str = "default") -> Result:
+    """Corrected: contributions of x+ and of x- share one denominator."""
+    return sweep(case, from_logit(case), _lrp(1.0, variant))[1]
+
+
+@method(
+    "lrp-ab", family=FAMILY, summary="contributions for (alpha 2) less contributions against (beta 1)",
+    class_specific=False, signed=True, conserves=True, paper=LRP_PAPER,
+)  # fmt: skip
+def lrp_ab(case: Case, variant: str = "default") -> Result:
+    """Corrected as `lrp` is."""
+    return sweep(case, from_logit(case), _lrp(2.0, variant))[1]
+
+
+@method(
+    "lrp-epsilon-plus-flat", family=FAMILY,
+    summary="composite: epsilon in dense layers, positive contributions in convolutions, flat at the image",
+    class_specific=True, signed=True, conserves=True, paper=COMPOSITE_PAPER,
+)  # fmt: skip
+def lrp_epsilon_plus_flat(case: Case) -> Result:
+    """The sign of a class comes from the dense layers; convolutions spread it without cancelling."""
+    return sweep(case, from_logit(case), Recipe(positive, flat, epsilon))[1]
+
+
+@method(
+    "lrp-epsilon-gamma-box", family=FAMILY,
+    summary="composite: epsilon in dense layers, gamma in convolutions, z^B at the image",
+    class_specific=True, signed=True, conserves=True, paper=COMPOSITE_PAPER,
+)  # fmt: skip
+def lrp_epsilon_gamma_box(case: Case, gamma: float = 0.25) -> Result:
+    """`gamma` = 0 is epsilon, a large one keeps positive contributions only."""
+    return sweep(case, from_logit(case), Recipe(functools.partial(gamma_rule, weight=gamma), boxed, epsilon))[1]
+
+
+# ------------------------------------------------------------------------------------------------ contrastive LRP
+
+
+def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
+    """LRP from the target minus LRP from the rest, the second brought to the first's total."""
+    relevance, _ = sweep(case, {case.tape.output: torch.cat([target, rest])}, _lrp(1.0, variant))
+    of_target, of_rest = relevance.chunk(2)
+    axes = (2, 3, 4)
+    totals = (r.sum(axes, keepdim=True, dtype=torch.float64) for r in (of_target, of_rest))
+    difference = of_target - of_rest * divide(*totals).to(of_rest)
+    return Result(difference.sum(2).transpose(0, 1))
+
+
+@method(
+    "clrp", family=FAMILY, summary="LRP of the class minus LRP of all other classes",
+    class_specific=True, signed=True, conserves=False,
+    paper="Gu, Yang, Tresp: Understanding Individual Decisions of CNNs via Contrastive Backpropagation, ACCV 2018",
+)  # fmt: skip
+def clrp(case: Case, variant: str = "default") -> Result:
+    """Corrected: the rest starts from the other classes' own logits, where the release gives each the target's."""
+    hot, logits = case.one_hot(), case.tape.logits
+    others = logits.shape[1] - 1
+    target = hot * logits
+    rest = target.sum(2, keepdim=True) if _is_release(variant) else logits
+    return _contrast(case, target, (1 - hot) * rest / others, variant)
+
+
+@method(
+    "sglrp", family=FAMILY, summary="LRP of the class minus LRP of the others, weighted by their probability",
+    class_specific=True, signed=True, conserves=False,
+    paper="Iwana, Kuroki, Uchida: Explaining CNNs using Softmax Gradient LRP, ICCV-W 2019",
+)  # fmt: skip
+def sglrp(case: Case, variant: str = "default") -> Result:
+    """Starts with the gradient of the softmax: p_t (1 - p_t) at the class, p_t p_i at the others."""
+    hot = case.one_hot()
+    p = case.tape.logits.softmax(1)
+    p_t = (hot * p).sum(2, keepdim=True)
+    # Without the offset a class of probability 1 would start with nothing.
+    return _contrast(case, hot * (p_t * (1 - p_t) + 1e-8), (1 - hot) * p_t * p, variant)
+
+
+# ------------------------------------------------------------------------------------------------------------- RAP
+
+
+def relative(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, split: bool = True) -> Tensor:
+    """RAP: R goes through the contributions that agree (P) and, by their share, through those that oppose (Q).
+
+    P and Q sum |z| over the contributions of either sign. With `split`, relevance against the class goes through Q
+    alone. What this adds in total is then taken off evenly, so that units of little influence turn negative.
+    """
+    parts = list(by_sign(layer))
+    p = torch.stack([layer.forward(x, w) for x, w, _ in parts]).sum(0)
+    q = torch.stack([layer.forward(x, v) for x, _, v in parts]).sum(0)
+    r_p, r_q = (relevance.clamp(min=0), relevance.clamp(max=0)) if split else (relevance, 0)
+    s_p = quotient(r_p, p)
+    s_q = quotient(relevance * quotient(q, p + q) + r_q, q)
+    share = torch.stack([x * (layer.adjoint(s_p, w) + layer.adjoint(s_q, v)) for x, w, v in parts]).sum(0)
+    inside, outside = (tuple(range(2, t.dim())) for t in (share, relevance))
+    active = share != 0
+    per_unit = divide(share.sum(inside) - relevance.sum(outside), active.sum(inside))
+    return share - active * per_unit.reshape(*share.shape[:2], *[1] * (share.dim() - 2))
+
+
+def _released_rap(layer: LinearMap, relevance: Tensor, quotient: Quotient) -> Tensor:
+    if layer.kernel and all(k == 1 for k in layer.kernel):
+        return absolute(layer, relevance, quotient)
+    return relative(layer, relevance, quotient, split=bool(layer.kernel))
+
+
+@method(
+    "rap", family=FAMILY, summary="relative attributing propagation: even shifts turn weak units negative",
+    class_specific=False, signed=True, conserves=True,
+    paper="Nam et al.: Relative Attributing Propagation, AAAI 2020",
+)  # fmt: skip
+def rap(case: Case, variant: str = "default") -> Result:
+    """Corrected: linear layers and 1x1 convolutions get the rule of the other convolutions."""
+    recipe = (
+        Recipe(_released_rap, boxed, None, RELEASED, fold=False, quotient=divide_released)
+        if _is_release(variant)
+        else Recipe(relative, quotient=divide)
+    )
+    return sweep(case, from_logit(case), recipe)[1]
+
+
+# --------------------------------------------------------------------------------------------- excitation backprop
+
+
+def excited(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
+    """P(j) = sum_i P(i) a_j w_ij+ / sum_j a_j w_ij+, with responses a counted from each image's smallest one."""
+    axes = tuple(range(1, layer.x.dim()))
+    a = layer.x - layer.x.amin(axes, keepdim=True).clamp(max=0)
+    w = layer.weight.clamp(min=0)
+    return a * layer.adjoint(quotient(relevance, layer.forward(a, w)), w)
+
+
+EXCITATION_PAPER = "Zhang et al.: Top-Down Neural Attention by Excitation Backprop, IJCV 2018"
+
+
+@method(
+    "excitation-bp", family=FAMILY, summary="probability that a top-down walk over positive weights ends at a pixel",
+    class_specific=False, signed=False, conserves=True, paper=EXCITATION_PAPER,
+)  # fmt: skip
+def excitation_bp(case: Case) -> Result:
+    """Starts with probability 1 at the class."""
+    return sweep(case, {case.tape.output: case.one_hot()}, Recipe(excited, excited))[1]
+
+
+@method(
+    "contrastive-excitation-bp", family=FAMILY,
+    summary="excitation of the class minus excitation of its opposite (the last layer's weights negated)",
+    class_specific=True, signed=True, conserves=True, paper=EXCITATION_PAPER,
+)  # fmt: skip
+def contrastive_excitation_bp(case: Case) -> Result:
+    """The two walks differ in their first step only, so one sweep from there carries the difference."""
+    tape = case.tape
+    gradients = tape.gradients(case.one_hot(), [node.outputs[0] for node in last_layers(tape)])
+    start: dict[Value, Tensor] = {}
+    for value, evidence in evidence_at_last(tape, gradients).items():
+        axes = tuple(range(2, evidence.dim()))
+        for_it, against = evidence.clamp(min=0), (-evidence).clamp(min=0)
+        start[value] = divide(for_it, for_it.sum(axes, keepdim=True)) - divide(against, against.sum(axes, keepdim=True))
+    return sweep(case, start, Recipe(excited, excited))[1]
