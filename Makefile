@@ -3,8 +3,9 @@ PYTHON3 ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The variable, unlike -c, also pins what pip installs to build the package.
+# Variables, unlike -c, also pin what pip installs to build the package (newer pips read the second one).
 export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
@@ -47,6 +48,7 @@ $(BIN)/python:
 	    $(PYTHON3) -m pip --python $(BIN)/python install --quiet pip; }
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing classlens into $(VENV): a few minutes the first time."
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -278,6 +278,8 @@ def test_a_bar_appears_on_stderr_when_it_takes_long(run: Any, monkeypatch: pytes
     assert "1/2" in result.err
 
 
-def test_the_module_is_the_command(folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "classlens", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("classlens ")
+def test_the_module_is_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["classlens", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("classlens", run_name="__main__")
+    assert capsys.readouterr().out.startswith("classlens ")

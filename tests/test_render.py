@@ -155,13 +155,13 @@ def test_cells_hold_their_share_of_the_positive_evidence() -> None:
     [
         (np.zeros((5, 5)), "no evidence for the class"),
         (-np.ones((5, 5)), "no evidence for the class; all of it is against"),
-        (np.diag([1.0, 0, 0]), "top-left (100 %); 0 % of all evidence is against"),
-        (np.diag([3.0, 0, -1]), "top-left (100 %); 25 % of all evidence is against"),
+        (np.diag([1.0, 0, 0]), "top half 100 %, mostly top-left (100 %); 0 % of all evidence is against"),
+        (np.diag([3.0, 0, -1]), "top half 100 %, mostly top-left (100 %); 25 % of all evidence is against"),
         (np.diag([7.0, 2, 1]), "top half 80 %, mostly top-left (70 %); 0 % of all evidence is against"),
         (np.array([[0, 0, 2.0], [0, 0, 5], [0, 1, 2]]), "right half 95 %, mostly centre-right (50 %); 0 % of all"),
         (np.diag([1.0, 2, 1]), "mostly centre (50 %); 0 % of all evidence is against"),
-        (np.ones((9, 9)), "spread out, most in top-left (11 %)"),
-        (np.diag([1.0, 0, -0.001]), "top-left (100 %); <1 % of all evidence is against"),
+        (np.ones((9, 9)), "spread out, strongest in top-left (11 %)"),
+        (np.diag([1.0, 0, -0.001]), "top half 100 %, mostly top-left (100 %); <1 % of all evidence is against"),
     ],
 )
 def test_where_says_it_in_words(evidence: np.ndarray, text: str) -> None:
@@ -169,7 +169,7 @@ def test_where_says_it_in_words(evidence: np.ndarray, text: str) -> None:
 
 
 def test_where_says_nothing_about_signs_to_methods_that_have_none() -> None:
-    assert render.where(np.diag([1.0, 0, 0]), signed=False) == "top-left (100 %)"
+    assert render.where(np.diag([1.0, 0, 0]), signed=False) == "top half 100 %, mostly top-left (100 %)"
 
 
 def test_a_picture_smaller_than_the_grid_still_has_places() -> None:
@@ -231,8 +231,8 @@ def test_probabilities_read_well(probability: float, text: str) -> None:
 
 def traced(names: list[str]) -> Explanation:
     def layer(name: str, edge: int) -> LayerTrace:
-        terms = {t: random_maps(2, 1, c, edge, edge) for t, c in zip("C A F_x F_dx M Phi".split(), (3, 3, 1, 1, 1, 3))}
-        return LayerTrace(name, "conv2d", terms)
+        channels = {"C": 3, "A": 3, "F_x": 1, "F_dx": 1, "M": 1, "Phi": 3}
+        return LayerTrace(name, "conv2d", {term: random_maps(2, 1, c, edge, edge) for term, c in channels.items()})
 
     flat = LayerTrace("classifier", "linear", {"C": random_maps(2, 1, 9), "Phi": random_maps(2, 1, 9)})
     trace = (flat, *(layer(name, 2 + i) for i, name in enumerate(names)))
@@ -263,7 +263,7 @@ def test_layers_are_picked_evenly_or_by_name() -> None:
 def test_what_cannot_be_decomposed_is_an_error() -> None:
     with pytest.raises(MethodError, match="trace=True"):
         render.decomposition(explanation(random_maps(1, 1, 4, 4), [[0]]))
-    with pytest.raises(MethodError, match="'classifier'.*there are deep"):
+    with pytest.raises(MethodError, match=r"'classifier'.*there are deep"):
         render.decomposition(traced(["deep"]), layers=["classifier"])
 
 
@@ -305,7 +305,7 @@ def test_the_report_is_strict_json_and_complete(tmp_path: Path) -> None:
     assert (report["model"], report["method"]) == ("toy", "agf")
     (entry,) = report["images"][0]["classes"]
     assert (entry["name"], entry["index"], entry["probability"]) == ("espresso", 1, pytest.approx(0.2))
-    assert entry["where"] == "top-left (100 %); 0 % of all evidence is against"
+    assert entry["where"] == "top half 100 %, mostly top-left (100 %); 0 % of all evidence is against"
     assert report["report"]["conservation"] == [[None]]
     assert report["report"]["notes"] == ["a note"]
 

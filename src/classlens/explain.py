@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class Report:
     """How far to trust a propagation, and what it took.
 
-    `conservation` is |arrived + absorbed - started| / max(sum |relevance at the image|, |started|): 0 when every bit
-    of the relevance put in at the top arrives or is accounted for. All four are NaN where a method does not
-    propagate relevance.
+    `conservation` is |arrived + absorbed - started| relative to the sum of magnitudes (at the top or over the image,
+    whichever is larger): 0 when all relevance put in at the top arrives or is accounted for. All four are NaN where
+    a method does not propagate relevance.
     """
 
     conservation: Tensor  # (B,K) float64

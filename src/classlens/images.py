@@ -193,7 +193,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _scale_to_8_bits(image: Image.Image, name: str) -> Image.Image:
-    """Grey values over the range of their mode -> 0..255. (Pillow's own conversion clips at 255.)
+    """Grey values over the range of their mode -> 0..255, where Pillow's own conversion clips at 255.
 
     Integers are 16-bit values 0..65535 (Pillow keeps those in mode I too); floats run over [0, 1], or
     over [0, 255] as Pillow makes them. There is no telling what other values mean.

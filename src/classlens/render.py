@@ -3,7 +3,7 @@
     >>> overlay(explanation.pictures[0], explanation.maps[0, 0])     # (H,W,3) uint8
     >>> figure(explanation).savefig("figure.png")
     >>> where(explanation.maps[0, 0])
-    'top half 92 %, mostly top-left (41 %); 8 % of all evidence is against'
+    'top half 92 %, strongest in top-left (41 %); 8 % of all evidence is against'
 
 Pictures are scaled, data are not: each map is drawn relative to its own size, so two pictures compare places,
 not amounts. Overlays lie on the photograph's greys: a colour in them can only mean evidence.
@@ -47,8 +47,9 @@ _DIVERGING = LinearSegmentedColormap.from_list(
     N=257,  # odd, so that zero has a colour of its own: white
 )
 _SEQUENTIAL = colormaps["inferno"]
-# Where an overlay starts in its colours: the pale (or black) start would hide the photograph without saying anything.
-_INK_FROM = 0.45
+# The part of the colours that overlays use. Pale ends would veil the photograph without saying anything, and dark
+# ones would be lost in its shadows: there, strength is how dense a vivid colour is.
+_ALL, _VIVID = (0.0, 1.0), (0.45, 0.8)
 # Share of the places that a scale takes in. A handful of outliers must not make everything else look like zero.
 _PERCENTILE = 99.5
 
@@ -81,7 +82,7 @@ def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
     >>> heatmap(np.array([[-1.0, 0.0, 1.0]]))[0, 1].tolist()
     [255, 255, 255]
     """
-    return _to_bytes(_colours(_scaled(evidence, signed), signed, start=0.0))
+    return _to_bytes(_colours(_scaled(evidence, signed), signed, _ALL))
 
 
 def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8) -> RGB:
@@ -92,27 +93,25 @@ def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: f
     level = _scaled(evidence, signed)
     alpha = opacity * np.abs(level)[..., None]
     grey = _grey(picture)[..., None]
-    return _to_bytes((1 - alpha) * grey + alpha * _colours(level, signed, start=_INK_FROM))
+    return _to_bytes((1 - alpha) * grey + alpha * _colours(level, signed, _VIVID))
 
 
 def where(evidence: Evidence, signed: bool = True) -> str:
     """Where the evidence for the class lies, in a few words.
 
     >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
-    'top-left (100 %); 25 % of all evidence is against'
+    'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
     """
     cells, against = shares(evidence)
     if not cells:
         return "no evidence for the class" + ("; all of it is against" if against else "")
     cell = max(cells, key=cells.__getitem__)
-    best = f"{cell} ({_percent(cells[cell])})"
+    text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({_percent(cells[cell])})"
     half, part = _strongest_half(evidence)
-    if cells[cell] >= 0.995:
-        text = best
-    elif part >= 0.65:
-        text = f"{half} half {_percent(part)}, mostly {best}"
-    else:
-        text = f"{'mostly' if cells[cell] >= 0.25 else 'spread out, most in'} {best}"
+    if part >= 0.65:
+        text = f"{half} half {_percent(part)}, {text}"
+    elif cells[cell] < 0.2:
+        text = f"spread out, {text}"
     return f"{text}; {_percent(against)} of all evidence is against" if signed else text
 
 
@@ -164,12 +163,12 @@ def _scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
     return np.clip(values / scale, -1.0 if signed else 0.0, 1.0)
 
 
-def _colours(level: NDArray[np.float64], signed: bool, start: float) -> NDArray[np.float64]:
-    """Colours of a scaled map; `start` leaves out that share of the colours next to zero."""
+def _colours(level: NDArray[np.float64], signed: bool, part: tuple[float, float]) -> NDArray[np.float64]:
+    """Colours of a scaled map, taken from a part of each side of the colour map."""
     colours: Colormap = _DIVERGING if signed else _SEQUENTIAL
-    depth = start * (level != 0) + (1 - start) * np.abs(level)
-    position = 0.5 + 0.5 * np.sign(level) * depth if signed else depth
-    rgba: NDArray[np.float64] = colours(position)
+    start, end = part
+    depth = start + (end - start) * np.abs(level)
+    rgba: NDArray[np.float64] = colours(0.5 + 0.5 * np.sign(level) * depth if signed else depth)
     return rgba[..., :3]
 
 
@@ -388,7 +387,7 @@ def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
     """What there is to say about each explained class of an image, ready for JSON.
 
     >>> [(c["name"], c["where"]) for c in describe(explanation)]
-    [('Egyptian cat', 'top half 100 %, mostly top-centre (41 %); 49 % of all evidence is against')]
+    [('Egyptian cat', 'top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against')]
     """
     return [_describe_class(explanation, row, k) for k in range(explanation.targets.shape[1])]
 
@@ -397,7 +396,7 @@ def summary(explanation: Explanation, row: int = 0) -> str:
     """The same for people: a line for each class.
 
     >>> print(summary(explanation))
-      Egyptian cat (285)  14.9 %  top half 100 %, mostly top-centre (41 %); 49 % of all evidence is against
+      Egyptian cat (285)  14.9 %  top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against
     """
     classes = describe(explanation, row)
     names = [f"{c['name']} ({c['index']})" for c in classes]

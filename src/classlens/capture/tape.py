@@ -69,11 +69,12 @@ class Node:
 
     def call(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the operation again on other inputs, one for each of `inputs`; gives its tensor outputs."""
-        # An in-place operation writes into its first argument, which belongs to the caller.
-        fresh = iter([t.clone() for t in inputs] if self.mutates else inputs)
+        fresh = iter(inputs)
         args, kwargs = _map((self.args, self.kwargs), lambda leaf: next(fresh) if isinstance(leaf, Value) else leaf)
+        if self.mutates:  # it writes into its first argument, which belongs to the caller or to the record
+            args = (args[0].clone(), *args[1:])
         result = self.func(*args, **kwargs)
-        return tuple(leaf for leaf in _leaves(result if self.op != "setitem" else args[0]) if isinstance(leaf, Tensor))
+        return tuple(leaf for leaf in _leaves(args[0] if self.mutates else result) if isinstance(leaf, Tensor))
 
 
 @dataclass(eq=False)
@@ -315,7 +316,7 @@ class _Recorder(TorchFunctionMode):
         live = any(id(t) in self.values for t in tensors)
         if not live:
             for t in tensors:
-                self._reject_unseen(t, func)
+                self._reject_unseen(t)
             return self._constant(func(*args, **kwargs))
         name: str = getattr(func, "__name__", "")
         if name in ops.LEAVES_TORCH:
@@ -358,10 +359,13 @@ class _Recorder(TorchFunctionMode):
         def freeze(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if id(leaf) in self.values:
-                return self.values[id(leaf)]
-            self._reject_unseen(leaf, None)
-            return leaf
+            value = self.values.get(id(leaf))
+            if value is None:
+                self._reject_unseen(leaf)
+                return leaf
+            if value.edge is None and leaf.requires_grad:  # made inside a custom autograd function, wired up after it
+                value.edge = get_gradient_edge(leaf)
+            return value
 
         return _map(call, freeze)
 
@@ -407,14 +411,14 @@ class _Recorder(TorchFunctionMode):
         args = (before, self.values[id(view)], *geometry)
         self._write(torch.as_strided_scatter, (args, {}), [self.admit(base)])
 
-    def _reject_unseen(self, tensor: Tensor, func: Callable[..., Any] | None) -> None:
+    def _reject_unseen(self, tensor: Tensor) -> None:
         """A tensor computed from the image by something this record did not see must not pass for a constant."""
         if tensor.grad_fn is None or id(tensor) in self.constants or id(tensor) in self.values:
             return
         if _depends(tensor.grad_fn, self.image_node):
             raise CaptureError(
                 f"a value that reaches {self._module() or 'the model'} was computed from the image out of sight "
-                "(a scripted part, a custom autograd function or another thread); write that part as a plain nn.Module"
+                "(in a scripted part or another thread); write that part as a plain nn.Module"
             )
 
     def _module(self) -> str:

@@ -1,47 +1,166 @@
-"""Class activation maps: where the last spatial features that speak for a class are active."""
+"""Class activation maps: where the deep spatial features that speak for a class are active."""
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.capture import Tape, Value
 from classlens.errors import MethodError
+from classlens.methods.inputs import is_release
 from classlens.methods.registry import Case, Result, method
+from classlens.rules.generic import divide
+from classlens.rules.linear import LINEAR_OPS
+
+_AVERAGES = ("avg_pool2d", "adaptive_avg_pool2d")
+_MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens beside the picture's own
 
 
-def spatial_cuts(tape: Tape) -> list[Value]:
-    """Feature maps (B,C,h,w), h*w > 1, that everything the output uses passes through; the deepest first.
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """A recorded value and how to read it as a map."""
 
-    Beside such a map runs no skip connection and no branch, so it is a fair place to look.
+    value: Value
+    as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, h, w)
+    above: int  # weight layers between it and the logits
+    extra_tokens: int = 0  # tokens that stand for no place
+
+
+# ------------------------------------------------------------------------------------------------ choosing the layer
+
+
+def spatial_cuts(tape: Tape) -> list[FeatureMap]:
+    """Feature maps of more than one place that everything the output uses passes through; the deepest first.
+
+    Beside such a map runs no skip connection and no branch, so it is a fair place to look. What an average pool
+    made is passed over for what it averaged: the same evidence in more detail.
     """
-    cuts, frontier = [], {tape.output}
+    cuts, frontier, above = [], {tape.output}, 0
     for node in reversed(tape.nodes):
         if frontier.isdisjoint(node.outputs):
             continue
         frontier.difference_update(node.outputs)
         frontier.update(node.inputs)
+        above += node.op in LINEAR_OPS
         if len(frontier) == 1:
             (value,) = frontier
-            if value.tensor.dim() == 4 and value.shape[2] * value.shape[3] > 1 and value is not tape.image:
-                cuts.append(value)
+            found = feature_map(tape, value, above)
+            if found is not None and value is not tape.image and tape.producer[value].op not in _AVERAGES:
+                cuts.append(found)
     return cuts
 
 
-def last_feature_map(case: Case) -> Value:
+def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
+    """A value read as (B,C,h,w), (B,h,w,C) or tokens (B,n,C), whichever it is; None if it has no places."""
+    shape = value.shape
+    if len(shape) == 4:
+        last = _unlike(tape, shape[1:3]) < _unlike(tape, shape[2:4])  # the picture's proportions tell
+        if math.prod(shape[1:3] if last else shape[2:4]) > 1:
+            return FeatureMap(value, _channels_last if last else _channels_first, above)
+    if len(shape) == 3:
+        for height, width in _grids(tape, shape[2]):
+            extra = shape[1] - height * width
+            if 0 <= extra <= _MOST_EXTRA_TOKENS:
+                return FeatureMap(value, _tokens(extra, height, width), above, extra)
+    return None
+
+
+def _unlike(tape: Tape, sides: tuple[int, ...]) -> float:
+    height, width = tape.image.shape[2:]
+    return abs(math.log(sides[0] / sides[1] * width / height))
+
+
+def _grids(tape: Tape, channels: int) -> list[tuple[int, int]]:
+    """Sizes of the convolutional maps with so many channels: where patches became tokens."""
+    maps = [n.outputs[0].shape for n in tape.nodes if n.op == "conv2d" and n.outputs[0].shape[1] == channels]
+    return [(shape[2], shape[3]) for shape in maps if shape[2] * shape[3] > 1]
+
+
+def _channels_first(t: Tensor) -> Tensor:
+    return t
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    return t.movedim(-1, -3)
+
+
+def _tokens(extra: int, height: int, width: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: t[..., extra:, :].mT.reshape(*t.shape[:-2], t.shape[-1], height, width)
+
+
+def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int) -> tuple[Tensor, Tensor]:
+    """Features (B,C,h,w) and their gradients (K,B,C,h,w): of a named layer, or of the deepest map that has some.
+
+    `shallower=n` takes the first map with at least n weight layers between it and that one.
+    """
+    if layer is not None:
+        return _read(case, cotangents, _named(case, layer))
     cuts = spatial_cuts(case.tape)
     if not cuts:
         raise MethodError(
-            "the model has no spatial feature map (B,C,h,w) that all of its evidence passes through; "
+            "the model has no spatial feature map that all of its evidence passes through; "
             "use a relevance or gradient method such as lrp or integrated-gradients"
         )
-    return cuts[0]
+    gradients = case.tape.gradients(cotangents, [cuts[0].value])[cuts[0].value]
+    deepest = 0
+    # After a transformer's last attention only the class token speaks: gradients, but none at a place.
+    while gradients.any() and not cuts[deepest].as_map(gradients).any() and deepest + 1 < len(cuts):
+        deepest += 1
+        gradients = case.tape.gradients(cotangents, [cuts[deepest].value])[cuts[deepest].value]
+    if not shallower:
+        return cuts[deepest].as_map(cuts[deepest].value.tensor), cuts[deepest].as_map(gradients)
+    reached = [cut for cut in cuts if cut.above - cuts[deepest].above >= shallower]
+    if not reached:
+        most = cuts[-1].above - cuts[deepest].above
+        raise MethodError(f"shallower={shallower} is not possible; this model's maps end {most} weight layers up")
+    return _read(case, cotangents, reached[0])
+
+
+def _read(case: Case, cotangents: Tensor, cut: FeatureMap) -> tuple[Tensor, Tensor]:
+    gradients = case.tape.gradients(cotangents, [cut.value])[cut.value]
+    return cut.as_map(cut.value.tensor), cut.as_map(gradients)
+
+
+def _named(case: Case, layer: str) -> FeatureMap:
+    """What a module gave last."""
+    inside = [n for n in case.tape.nodes if n.module == layer or n.module.startswith(f"{layer}.")]
+    if not inside:
+        names = {".".join(n.module.split(".")[:i]) for n in case.tape.nodes for i in range(1, n.module.count(".") + 2)}
+        near = difflib.get_close_matches(layer, sorted(names - {""}), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise MethodError(f"no operation was recorded in a layer {layer!r}{hint}")
+    found = feature_map(case.tape, inside[-1].outputs[0])
+    if found is None:
+        shape = tuple(inside[-1].outputs[0].shape)
+        raise MethodError(
+            f"the layer {layer!r} gives {shape}, which is no feature map with places; take an earlier one"
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- the methods
 
 
 def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """(K,B,1,h,w) -> (B,K,H,W), bilinear."""
     flat = F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", align_corners=False)
-    return flat.unflatten(0, maps.shape[:2])[:, :, 0].transpose(0, 1)
+    return flat.reshape(*maps.shape[:2], *size).transpose(0, 1)
+
+
+def weighted_by_mean_gradient(features: Tensor, gradients: Tensor) -> Tensor:
+    """Grad-CAM, Eqs. 1 and 2: (sum_c x_c mean(gradient_c))+, (K,B,1,h,w)."""
+    weights = gradients.mean((-2, -1), keepdim=True)
+    return (weights * features).sum(2, keepdim=True).clamp(min=0)
+
+
+def _on_image(case: Case, cam: Tensor) -> Result:
+    return Result(enlarged(cam, (case.images.shape[2], case.images.shape[3])))
 
 
 @method(
@@ -51,10 +170,53 @@ def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     class_specific=True, signed=False, conserves=False,
     paper="Selvaraju et al.: Grad-CAM, ICCV 2017",
 )  # fmt: skip
-def gradcam(case: Case) -> Result:
-    """Eq. 6: (sum_c x_c mean(gradient_c))+, enlarged to the image."""
-    value = last_feature_map(case)
-    gradient = case.tape.gradients(case.one_hot(), [value])[value]  # (K,B,C,h,w)
-    weights = gradient.mean((-2, -1), keepdim=True)
-    cam = (weights * value.tensor).sum(2, keepdim=True).clamp(min=0)
-    return Result(enlarged(cam, (case.images.shape[2], case.images.shape[3])))
+def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: str = "default") -> Result:
+    """(sum_c x_c mean(gradient_c))+ at the last feature map, at `layer`, or `shallower` (4, 8) weight layers up.
+
+    The release divides by the largest value, and gives NaN where nothing is positive; here that map is 0.
+    """
+    cam = weighted_by_mean_gradient(*chosen_map(case, case.one_hot(), layer, shallower))
+    if is_release(variant):
+        cam = divide(cam, cam.amax((-2, -1), keepdim=True))
+    return _on_image(case, cam)
+
+
+@method(
+    "layercam",
+    family="activation maps",
+    summary="last feature map, each place weighted by its own positive gradient",
+    class_specific=True, signed=False, conserves=False,
+    paper="Jiang et al.: LayerCAM, IEEE TIP 2021",
+)  # fmt: skip
+def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
+    """(sum_c x_c gradient_c+)+: sharp in shallow layers too."""
+    features, gradients = chosen_map(case, case.one_hot(), layer, shallower)
+    return _on_image(case, (features * gradients.clamp(min=0)).sum(2, keepdim=True).clamp(min=0))
+
+
+@method(
+    "finer-cam",
+    family="activation maps",
+    summary="Grad-CAM of what sets a class apart from those most like it",
+    class_specific=True, signed=False, conserves=False,
+    paper="Zhang et al.: Finer-CAM, CVPR 2025",
+)  # fmt: skip
+def finer_cam(case: Case, alpha: float = 0.6, similar: int = 3, layer: str | None = None, shallower: int = 0) -> Result:
+    """Grad-CAM of y_t - alpha * mean of the `similar` other logits nearest to y_t."""
+    starts = apart_from_similar(case.tape.logits, case.targets, alpha, similar)
+    return _on_image(case, weighted_by_mean_gradient(*chosen_map(case, starts, layer, shallower)))
+
+
+def apart_from_similar(logits: Tensor, targets: Tensor, alpha: float, similar: int) -> Tensor:
+    """(K,B,classes): the gradient at the logits of y_t - alpha * mean of the logits nearest to y_t.
+
+    >>> apart_from_similar(torch.tensor([[5.0, 1.0, 4.0, 3.0]]), torch.tensor([[0]]), alpha=0.5, similar=2)
+    tensor([[[ 1.0000,  0.0000, -0.2500, -0.2500]]])
+    """
+    classes = logits.shape[1]
+    if not 1 <= similar < classes:
+        raise MethodError(f"similar={similar} is not possible with {classes} classes; give 1 to {classes - 1}")
+    own = F.one_hot(targets, classes).to(logits)  # (B,K,classes)
+    distance = (logits[:, None] - logits.gather(1, targets)[:, :, None]).abs()
+    nearest = distance.masked_fill(own.bool(), torch.inf).topk(similar, largest=False).indices
+    return own.scatter(2, nearest, -alpha / similar).transpose(0, 1)

@@ -58,20 +58,19 @@ class Balance:
     started: Tensor
     arrived: Tensor  # sum over the image
     absorbed: Tensor  # what stayed in biases, or rules took out on purpose
-    size: Tensor  # sum of magnitudes over the image: the scale on which an error counts
+    size: Tensor  # sum of magnitudes, at the top or over the image: the scale on which an error counts
 
     def error(self) -> Tensor:
-        """|arrived + absorbed - started| relative to the larger of `size` and |started|."""
-        scale = torch.maximum(self.size, self.started.abs()).clamp(min=torch.finfo(torch.float64).tiny)
-        return (self.arrived + self.absorbed - self.started).abs() / scale
+        """|arrived + absorbed - started| / size: 0 where all relevance arrived or is accounted for."""
+        return (self.arrived + self.absorbed - self.started).abs() / self.size.clamp(min=1e-300)
 
 
 def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
     """The balance of a sweep that began with `start`."""
-    sums = [_total(relevance) for relevance in start.values()]
-    return Balance(
-        torch.stack(sums).sum(0).T, _total(sweep.relevance).T, sweep.absorbed.T, _total(sweep.relevance.abs()).T
-    )
+    started = torch.stack([_total(relevance) for relevance in start.values()]).sum(0)
+    put_in = torch.stack([_total(relevance.abs()) for relevance in start.values()]).sum(0)
+    size = torch.maximum(put_in, _total(sweep.relevance.abs()))
+    return Balance(started.T, _total(sweep.relevance).T, sweep.absorbed.T, size.T)
 
 
 def _total(relevance: Tensor) -> Tensor:

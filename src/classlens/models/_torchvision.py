@@ -20,9 +20,10 @@ _definitions: list[Any] = []  # torch forgets an op as soon as the Library that 
 def import_torchvision() -> ModuleType:
     """torchvision, also where its compiled operations do not load.
 
-    The build on PyPI is made for CUDA torch. On CPU torch its library of compiled operations fails to load, and
-    the import stops at `nms`, a detection operation no classifier needs. Naming the missing operations to torch,
-    without giving them a body, lets the import through: whoever calls one still gets torch's error.
+    The build on PyPI is made for CUDA torch. On CPU torch its library of compiled operations fails to
+    load, and the import stops at `nms`, a detection operation no classifier needs. Naming the missing
+    operations to torch, without giving them a body, lets the import through: whoever calls one still
+    gets torch's error.
     """
     try:
         return _import("torchvision")
@@ -34,7 +35,8 @@ def import_torchvision() -> ModuleType:
     except Exception as error:
         _forget("torchvision")
         raise ModelError(
-            f"torchvision cannot be imported ({reason(error)}): install the build that goes with torch {torch.__version__}"
+            f"torchvision cannot be imported ({reason(error)}): "
+            f"install the build that goes with torch {torch.__version__}"
         ) from error
 
 

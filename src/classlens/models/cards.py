@@ -14,7 +14,8 @@ A folder with `card.json` and `model.safetensors` is all that `load` needs:
       "about": "where the weights come from"       optional, for people
     }
 
-A card whose architecture is "package.module:function" runs that function: take such cards from people you trust.
+A card whose architecture is "package.module:function" runs that function: take such cards only from people
+you trust.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 
 from classlens.errors import ModelError
 from classlens.labels import imagenet
+from classlens.models._text import reason
 from classlens.models.preprocess import Preprocess
 
 Number: TypeAlias = bool | int | float
@@ -63,7 +65,7 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     except FileNotFoundError:
         raise ModelError(f"there is no card {file}: a card is a JSON file, or a folder with {CARD} in it") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not a card in JSON: {error}") from error
+        raise ModelError(f"{file} is not a card in JSON ({reason(error)}); a weight file goes into weights=") from error
     try:
         return _card(data, file.parent)
     except ModelError as error:
@@ -181,6 +183,8 @@ def _replacement(module: nn.Module, attribute: str, key: str, value: Any) -> Num
     # `vars` leaves out methods and properties; `training` is not the architecture's to set.
     current = vars(module).get(attribute) if attribute != "training" else None
     new = tuple(value) if isinstance(value, list | tuple) else value
+    if type(current) is float and type(new) is int:
+        new = float(new)  # JSON writers may drop the point
     if not (_is_numeric(current) and _is_numeric(new)):
         raise ModelError(f"override {key!r}: only numbers and tuples of numbers that exist can be set, to numbers")
     if _form(new) != _form(current):
@@ -194,7 +198,7 @@ def _is_numeric(value: object) -> bool:
 
 
 def _form(value: Any) -> object:
-    """What must stay the same: the length of a tuple, and whether a value is a switch, a count or a quantity."""
+    """What must stay the same: a tuple's length, and whether a value is a switch, a count or a quantity."""
     if isinstance(value, tuple):
         return tuple(_form(part) for part in value)
     return type(value)

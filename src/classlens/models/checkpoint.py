@@ -46,9 +46,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     _fill(model, _without_prefix(read_weights(path), model), path)
 
 
-def build_with_weights(
-    build: Callable[..., nn.Module], path: str | os.PathLike[str]
-) -> tuple[nn.Module, int | None]:
+def build_with_weights(build: Callable[..., nn.Module], path: str | os.PathLike[str]) -> tuple[nn.Module, int | None]:
     """A network for the weights in a file, and its number of classes if that is not the usual one.
 
     A fine-tuned checkpoint differs from the library's network in the size of its head alone; then
@@ -108,8 +106,7 @@ def _other_head_size(model: nn.Module, state: Mapping[str, Tensor]) -> int | Non
 def _fill(model: nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     name = f"{os.fspath(path)} does not fit the network"
     wrong = [
-        f"{key} is {tuple(theirs)} for {tuple(ours)}"
-        for key, (theirs, ours) in _other_shapes(model, state).items()
+        f"{key} is {tuple(theirs)} for {tuple(ours)}" for key, (theirs, ours) in _other_shapes(model, state).items()
     ]
     if wrong:
         raise ModelError(f"{name}: {some(wrong)} of another shape; name the architecture they were saved from")

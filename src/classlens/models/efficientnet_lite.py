@@ -85,15 +85,17 @@ class Block(nn.Module):
         self._act = nn.ReLU6()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._act(self._bn0(self._expand_conv(x))) if self._expand else x
+        y: Tensor = self._act(self._bn0(self._expand_conv(x))) if self._expand else x
         y = self._act(self._bn1(self._depthwise_conv(y)))
         y = self._bn2(self._project_conv(y))
         return x + y if self._skip else y
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution without bias whose output is ceil(input / stride), zeros added as TensorFlow does:
-    when their number is odd, the one more goes to the bottom and the right."""
+    """A convolution without bias whose output is ceil(input / stride), with TensorFlow's padding.
+
+    When the number of zeros to add is odd, the one more goes to the bottom and the right.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         # With stride 1 the kernel is odd and the padding symmetric: the convolution can do it alone.

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +45,8 @@ def load(
 ) -> LoadedModel:
     """A network in eval mode on a device, with its preprocessing and labels.
 
-    `name` is one of `MODELS`, or of one of the `KINDS`. `weights` is "default" for the published ones, None for
-    random ones, or a file (.safetensors, or a torch checkpoint of tensors).
+    `name` is one of `MODELS`, or of one of the `KINDS`. `weights` is "default" for the published ones, None
+    for random ones, or a file (.safetensors, or a torch checkpoint of tensors).
 
         >>> load("efficientnet-lite0")
         >>> load("timm:resnet50", weights="my-fine-tuned.safetensors", device="cuda")
@@ -63,7 +62,7 @@ def _is_path(name: str | os.PathLike[str]) -> bool:
         return True
     if name in EMBEDDED or name.partition(":")[0] in LIBRARIES:
         return False
-    return name.endswith(".json") or "/" in name or os.sep in name or Path(name).exists()
+    return name.endswith(".json") or "/" in name or os.sep in name or os.path.exists(name)
 
 
 def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
@@ -143,4 +142,6 @@ def _place(model: nn.Module, device: str | torch.device) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
-        raise ModelError(f"the model cannot be moved to {str(device)!r} ({reason(error)}): give another device") from error
+        raise ModelError(
+            f"the model cannot be moved to {str(device)!r} ({reason(error)}): give another device"
+        ) from error

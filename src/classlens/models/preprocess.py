@@ -103,12 +103,12 @@ class Preprocess:
         unknown = sorted(set(data) - set(known))
         if unknown:
             raise ModelError(f"preprocess does not know {', '.join(unknown)}; it knows {', '.join(known)}")
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+        return cls(**values)
 
     def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (
-            torch.tensor(values, dtype=like.dtype, device=like.device).view(3, 1, 1)
-            for values in (self.mean, self.std)
+            torch.tensor(values, dtype=like.dtype, device=like.device).view(3, 1, 1) for values in (self.mean, self.std)
         )
         return mean, std
 
@@ -129,11 +129,7 @@ def _is_size(value: object) -> bool:
 
 
 def _is_numbers(value: object, *lengths: int) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) in lengths
-        and all(_is_int(v) or isinstance(v, float) for v in value)
-    )
+    return isinstance(value, tuple) and len(value) in lengths and all(_is_int(v) or isinstance(v, float) for v in value)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

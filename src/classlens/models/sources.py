@@ -78,7 +78,7 @@ EMBEDDED: dict[str, Embedded] = {
     "efficientnet-lite1": _lite("efficientnet-lite1", "77cc7160", _MODELS_EXTRA),
     "efficientnet-lite2": _lite("efficientnet-lite2", "9656183e", _MODELS_EXTRA),
     "mobilenet-v2": Embedded(
-        # This package pins torch 1.6, which no extra can ask for beside today's torch; it is a folder of weights.
+        # This package, a folder with a file of weights, pins torch 1.6: no extra can ask for it beside ours.
         info=ModelInfo(
             "MobileNetV2 of torchvision, ImageNet-1k",
             224,
@@ -175,7 +175,7 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
         raise ModelError(f"timm's crop mode {mode!r} is not known here: give a Preprocess of your own in a card")
     if frame[0] == frame[1]:
         return Preprocess(frame[0], crop, interpolation, mean, std)
-    # For a frame that is no square timm does not pass the interpolation on: bilinear, whatever the config says.
+    # For a frame that is no square timm does not pass the interpolation on: bilinear, whatever config says.
     return Preprocess(frame, crop, "bilinear", mean, std, fit="cover")
 
 

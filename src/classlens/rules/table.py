@@ -33,7 +33,7 @@ MOVES = (
     "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "tile", "repeat_interleave", "contiguous", "clone",
     "alias", "to", "getitem", "narrow", "select", "index_select", "gather", "cat", "stack", "hstack", "vstack",
     "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle",
-    "channel_shuffle", "native_channel_shuffle", "as_strided", "as_strided_scatter", "masked_select", "where",
+    "channel_shuffle", "native_channel_shuffle", "as_strided", "masked_select", "where",
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     "amax", "maximum", "minimum", "neg", "real", "broadcast_to", "atleast_2d", "setitem", "copy", "ihfft",
 )  # fmt: skip
@@ -61,6 +61,23 @@ def moved(node: Node, relevance: Tensor) -> Shares:
 def moved_many(node: Node, relevance: Sequence[Tensor | None]) -> Shares:
     """As `moved`, for operations with several outputs."""
     return transported(node, relevance)
+
+
+@register("as_strided_scatter")
+def pasted(node: Node, relevance: Tensor) -> Shares:
+    """A tensor whose view was overwritten: the view's places belong to what was written, the rest to what was there.
+
+    (Written out: the operation's own autograd formula gives a wrong gradient for the tensor written into.)
+    """
+    size, stride, offset = node.args[2:]
+    rest = relevance.clone(memory_format=torch.contiguous_format)
+    written = []
+    for one in rest.unbind(0):
+        region = one.as_strided(size, stride, one.storage_offset() + offset)
+        written.append(region.clone())
+        region.zero_()
+    shares = [rest, torch.stack(written)]
+    return [s for s, arg in zip(shares, node.args[:2], strict=True) if isinstance(arg, Value)]
 
 
 @register(*SUMS)

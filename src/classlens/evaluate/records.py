@@ -1,0 +1,187 @@
+"""What a run has found so far, on disk: rows in Parquet parts, each written whole or not at all.
+
+    RUN/rows/perturbation/0b5f....parquet     one row per (model, method, test, data, image, config)
+    RUN/timings.jsonl                         seconds by stage; not part of the results
+    RUN/manifest.json                         what was run, with which versions, when
+
+A part's name is made from the keys of its rows, so writing it a second time replaces it by itself. A process may die
+at any moment: a row is then there or not there, and what is not there is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+KEY = ("model", "method", "test", "data", "image", "config")
+_COMPACT_FROM = 200  # parts of a test, before they are put together
+
+_flags, _numbers, _counts = pa.list_(pa.bool_()), pa.list_(pa.float64()), pa.list_(pa.int64())
+_COLUMNS: dict[str, dict[str, pa.DataType]] = {
+    "prediction": {"label": pa.int32(), "predicted": pa.int32(), "confidence": pa.float64()},
+    "perturbation": {
+        "label": pa.int32(), "predicted": pa.int32(), "explained": pa.int32(), "clean_probability": pa.float64(),
+        "negative": pa.list_(pa.int32()), "negative_probability": _numbers,
+        "positive": pa.list_(pa.int32()), "positive_probability": _numbers,
+    },
+    "segmentation": {
+        "explained": pa.int32(), "correct": pa.int64(), "labelled": pa.int64(), "intersection": _counts,
+        "union": _counts, "ap_paper": pa.float64(), "ap_soft": pa.float64(),
+    },
+    "pointing": {
+        "grid": pa.string(), "cell": pa.int32(), "explained": pa.int32(), "share": pa.float64(), "hit": pa.float64()
+    },
+    "sanity": {
+        "explained": pa.int32(), "other": pa.int32(), "ssim": _numbers, "rank": _numbers, "hog": _numbers,
+        "class_ssim": pa.float64(), "class_rank": pa.float64(), "class_hog": pa.float64(),
+    },
+    "skipped": {"reason": pa.string()},
+}  # fmt: skip
+SCHEMAS = {
+    test: pa.schema([*((name, pa.string()) for name in KEY), *columns.items()]) for test, columns in _COLUMNS.items()
+}
+"""The columns of each kind of row. `skipped`: a picture (or a picture with a method) that gave none, and why."""
+
+Row = dict[str, Any]
+
+
+class Store:
+    """The folder of a run."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Write rows, those of each test as one new part."""
+        for test in dict.fromkeys(row["test"] for row in rows):
+            chosen = [row for row in rows if row["test"] == test]
+            keys = json.dumps([[row[name] for name in KEY] for row in chosen])
+            self._write(test, hashlib.sha256(keys.encode()).hexdigest()[:24], pa.Table.from_pylist(chosen, SCHEMAS[test]))
+
+    def read(self, test: str) -> pa.Table:
+        """All rows of a test, each key once, in a fixed order."""
+        parts = [table for path in self._parts(test) if (table := _read(path)) is not None]
+        table = pa.concat_tables(parts) if parts else SCHEMAS[test].empty_table()
+        return _unique(table).sort_by([(name, "ascending") for name in KEY])
+
+    def compact(self) -> None:
+        """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""
+        for test in SCHEMAS:
+            parts = self._parts(test)
+            if len(parts) >= _COMPACT_FROM:
+                table = self.read(test)
+                kept = self._write(test, f"compact-{uuid.uuid4().hex[:16]}", table)
+                for path in parts:
+                    if path != kept:
+                        path.unlink()
+
+    def remove(self, test: str, keep: Any) -> None:
+        """Leave only the rows of a test for which the mask (a pyarrow array) is true."""
+        parts, table = self._parts(test), self.read(test).filter(keep)
+        kept = self._write(test, f"compact-{uuid.uuid4().hex[:16]}", table)
+        for path in parts:
+            if path != kept:
+                path.unlink()
+
+    def add_timing(self, entry: dict[str, Any]) -> None:
+        with (self.root / "timings.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def timings(self) -> list[dict[str, Any]]:
+        file = self.root / "timings.jsonl"
+        entries = []
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+            try:
+                entries.append(json.loads(line))
+            except ValueError:  # the line that was being written when the process died
+                continue
+        return entries
+
+    def write_text(self, name: str, text: str) -> Path:
+        return self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """A file of the run, whole or not at all."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as draft:
+            draft.write_bytes(content)
+        return path
+
+    def _parts(self, test: str) -> list[Path]:
+        return sorted((self.root / "rows" / test).glob("*.parquet"))
+
+    def _write(self, test: str, name: str, table: pa.Table) -> Path:
+        path = self.root / "rows" / test / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as draft:
+            pq.write_table(table, draft)
+        return path
+
+
+class _replacing:  # noqa: N801 - used like a function
+    """A draft beside a file, which takes its place when all of it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+
+    def __enter__(self) -> Path:
+        return self.draft
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            os.replace(self.draft, self.path)
+        else:
+            self.draft.unlink(missing_ok=True)
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """A short name for a test's settings.
+
+    >>> config_hash({"fill": "black"}) == config_hash({"fill": "black"})
+    True
+    """
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def finished(table: pa.Table) -> dict[tuple[str, str, str, str], set[str]]:
+    """(model, data, method, config) -> the images that have a row."""
+    found: dict[tuple[str, str, str, str], set[str]] = {}
+    columns = [table[name].to_pylist() for name in ("model", "data", "method", "config", "image")]
+    for model, data, method, config, image in zip(*columns, strict=True):
+        found.setdefault((model, data, method, config), set()).add(image)
+    return found
+
+
+def where(table: pa.Table, **equal: str | Iterable[str]) -> pa.Table:
+    """Rows with these values: `where(rows, method="agf", image=names)`."""
+    for name, wanted in equal.items():
+        column = table[name]
+        values = pa.array([wanted] if isinstance(wanted, str) else list(wanted), pa.string())
+        table = table.filter(pc.is_in(column, value_set=values))
+    return table
+
+
+def _read(path: Path) -> pa.Table | None:
+    try:
+        return pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError):  # cut short by a power failure: its rows are computed again
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _unique(table: pa.Table) -> pa.Table:
+    position = pa.array(range(len(table)), pa.int64())
+    first = table.append_column("_row", position).group_by(list(KEY)).aggregate([("_row", "min")])
+    return table.take(first["_row_min"].sort())

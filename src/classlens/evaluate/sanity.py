@@ -1,0 +1,129 @@
+"""Sanity: a map must change when what it explains changes.
+
+- Parameter randomisation (Adebayo et al. 2018): the network's layers lose what they learnt, from the top downwards.
+  A method whose maps stay the same shows the picture's edges, not the network.
+- Logit randomisation (Sixt et al. 2020): another class must give another map.
+
+Maps are compared by SSIM, by rank correlation and by their gradients' orientations (HOG). 1 is the same, 0 unlike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from classlens.capture import Tape
+
+STAGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the layers randomised; 0: the topmost alone
+MEASURES = ("ssim", "rank", "hog")
+_WINDOW = 7
+_BINS = 9
+_CELL = 16
+
+
+def similarities(a: Tensor, b: Tensor) -> Tensor:
+    """Two batches of maps (B,H,W) -> (B,3): SSIM, rank correlation, HOG similarity."""
+    return torch.stack([ssim(unit(a), unit(b)), rank_correlation(a, b), hog_similarity(unit(a), unit(b))], 1)
+
+
+def unit(maps: Tensor) -> Tensor:
+    """Each map over its largest magnitude: in [-1,1], zero kept."""
+    maps = maps.double()
+    top = maps.abs().amax((1, 2), keepdim=True)
+    return maps / top.masked_fill(top == 0, 1.0)
+
+
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Structural similarity (Wang et al. 2004), 7x7 windows, for values in [-1,1]; the mean over inner windows."""
+    c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
+    mean_a, mean_b = _windowed(a), _windowed(b)
+    count = min(_WINDOW, *a.shape[1:]) ** 2
+    unbiased = count / max(count - 1, 1)
+    var_a = unbiased * (_windowed(a * a) - mean_a**2)
+    var_b = unbiased * (_windowed(b * b) - mean_b**2)
+    covariance = unbiased * (_windowed(a * b) - mean_a * mean_b)
+    likeness = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
+    return (likeness / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean((1, 2))
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's: the correlation of the pixels' ranks, equal values sharing theirs. 0 if a map is constant."""
+    return _correlation(_average_ranks(a.flatten(1)), _average_ranks(b.flatten(1)))
+
+
+def hog_similarity(a: Tensor, b: Tensor) -> Tensor:
+    """Correlation of histograms of oriented gradients."""
+    return _correlation(hog(a).flatten(1), hog(b).flatten(1))
+
+
+def hog(maps: Tensor) -> Tensor:
+    """(B,H,W) -> (B,9,H//16,W//16): mean gradient magnitude by orientation, in cells of 16x16 (Dalal, Triggs 2005)."""
+    down, right = torch.zeros_like(maps), torch.zeros_like(maps)
+    down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]
+    right[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
+    angle = torch.rad2deg(torch.atan2(down, right)) % 180
+    bins = (angle / (180 / _BINS)).long().clamp(max=_BINS - 1)
+    oriented = F.one_hot(bins, _BINS).to(maps.dtype).movedim(-1, 1) * torch.hypot(down, right)[:, None]
+    return F.avg_pool2d(oriented, min(_CELL, *maps.shape[1:]))
+
+
+def layers(model: nn.Module, tape: Tape) -> list[str]:
+    """Names of the modules that own weights, in the order in which the forward pass used them."""
+    own = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+    first: dict[str, int] = {}
+    for position, node in enumerate(tape.nodes):
+        first.setdefault(node.module, position)
+    # A module that no recorded operation stands in (its weights are read by a parent) keeps its place by name.
+    last = len(tape.nodes)
+    return sorted(own, key=lambda name: first.get(name, last))
+
+
+def cascade(
+    model: nn.Module, names: Sequence[str], seed: int, stages: Sequence[float] = STAGES
+) -> Iterator[nn.Module]:
+    """A copy of the model with more and more layers randomised, from the top; the same object, stage by stage.
+
+    Each tensor's values are shuffled: what was learnt is gone, while their sizes stay, so that activations neither
+    vanish nor explode as they do with new weights between old normalisation statistics.
+    """
+    network = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    waiting = list(names)
+    shuffled: set[int] = set()
+    for stage in stages:
+        keep = len(names) - max(1, round(stage * len(names)))
+        while len(waiting) > keep:
+            _shuffle(network.get_submodule(waiting.pop()), generator, shuffled)
+        yield network
+
+
+@torch.no_grad()
+def _shuffle(module: nn.Module, generator: torch.Generator, done: set[int]) -> None:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    for tensor in tensors:
+        if tensor.is_floating_point() and id(tensor) not in done:
+            done.add(id(tensor))  # tied weights are shuffled once
+            order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+            tensor.copy_(tensor.flatten()[order].view_as(tensor))
+
+
+def _windowed(maps: Tensor) -> Tensor:
+    return F.avg_pool2d(maps[:, None], min(_WINDOW, *maps.shape[1:]), stride=1)[:, 0]
+
+
+def _average_ranks(values: Tensor) -> Tensor:
+    """(B,N) -> ranks, the same for equal values: the mean of the places they take."""
+    ordered = values.sort(1).values
+    below = torch.searchsorted(ordered, values.contiguous(), right=False)
+    until = torch.searchsorted(ordered, values.contiguous(), right=True)
+    return (below + until).double() / 2
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
+    size = a.norm(dim=1) * b.norm(dim=1)
+    return torch.where(size > 0, (a * b).sum(1) / size.masked_fill(size == 0, 1.0), torch.zeros_like(size))

@@ -1,0 +1,118 @@
+"""Segmentation: does a map lie on the object? Compared with masks by two protocols.
+
+- `paper`: a hard foreground. Signed maps: what is positive. Unsigned ones: what is above the map's mean. Pixel
+  accuracy, IoU, and the average precision of the *hard* map (METHOD b3), which only restates the accuracy.
+- `soft`: average precision of the raw map. No threshold, the same for every method.
+
+    >>> foreground_scores(mask.astype(float), mask, signed=True).correct == mask.size
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classlens.evaluate.datasets import IGNORE, Mask
+
+Map = NDArray[Any]  # (H,W) floating point
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one map, or the maps of one picture, got. Counts are pooled over the data set, precisions averaged."""
+
+    correct: int  # pixels
+    labelled: int  # pixels
+    intersection: tuple[int, ...]  # of each class, background first
+    union: tuple[int, ...]
+    ap_paper: float | None
+    ap_soft: float | None  # None: the picture shows no labelled object (or nothing else)
+
+
+def average_precision(score: NDArray[Any], positive: NDArray[np.bool_]) -> float | None:
+    """Sum over thresholds of (recall gained) x precision; None without positives.
+
+    Every positive counts the precision at its own score, equal scores together. Two sorts do it.
+    """
+    hits = np.sort(score[positive])
+    if not len(hits):
+        return None
+    everything = np.sort(score, axis=None)
+    at_least = everything.size - np.searchsorted(everything, hits, side="left")
+    true_at_least = hits.size - np.searchsorted(hits, hits, side="left")
+    return float((true_at_least / at_least).mean())
+
+
+def hard_average_precision(accuracy: float) -> float:
+    """AP of a hard two-channel map against the one-hot mask: it knows nothing but the accuracy (METHOD b3)."""
+    return accuracy**2 + (1 - accuracy) / 2
+
+
+def hard_foreground(evidence: Map, signed: bool) -> NDArray[np.bool_]:
+    """The paper's object: the positive part, or what exceeds the mean where a method has no negative values."""
+    threshold = 0.0 if signed else evidence.mean()
+    return evidence > threshold
+
+
+def foreground_scores(evidence: Map, mask: Mask, signed: bool) -> Scores:
+    """One map against object and background: every object counts as foreground."""
+    labelled = mask != IGNORE
+    truth, guess = (mask > 0)[labelled], hard_foreground(evidence, signed)[labelled]
+    correct = int((truth == guess).sum())
+    both = (int((~truth & ~guess).sum()), int((truth & guess).sum()))
+    either = (int((~truth | ~guess).sum()), int((truth | guess).sum()))
+    accuracy = hard_average_precision(correct / truth.size) if truth.size else None
+    # A picture that is all object has nothing to tell apart: any map would score 1.
+    soft = None if truth.all() else average_precision(evidence[labelled], truth)
+    return Scores(correct, truth.size, both, either, accuracy, soft)
+
+
+def label_scores(maps: Mapping[int, Map], predicted: set[int], mask: Mask, signed: bool, classes: int) -> Scores:
+    """Maps of several classes (1..classes, as in the mask) against a mask of classes, VOC's protocol (METHOD b4).
+
+    `predicted` are the classes the network says are there; the soft score also asks for those that are there.
+    """
+    stack = np.zeros((classes + 1, *mask.shape))
+    for index in predicted:
+        stack[index] = _unit(maps[index], signed)
+    score = label_softmax(stack, predicted)
+    labelled = mask != IGNORE
+    truth, guess = mask[labelled], score.argmax(0)[labelled]  # equal scores: the lowest index, background first
+    correct, both, either = _counts(truth, guess, classes + 1)
+    one_hot = truth[None] == np.arange(classes + 1)[:, None]
+    present = [index for index in np.unique(truth) if index > 0]
+    soft = [average_precision(maps[index][labelled], truth == index) for index in present if (truth != index).any()]
+    known = [value for value in soft if value is not None]
+    hard = average_precision(score[:, labelled], one_hot)
+    return Scores(correct, truth.size, both, either, hard, float(np.mean(known)) if known else None)
+
+
+def label_softmax(maps: NDArray[Any], predicted: set[int]) -> NDArray[np.float64]:
+    """(1+classes,H,W) maps, background 0 first -> the scores that are compared: softmax of positive parts.
+
+    A class that is not predicted stands 0.1 behind, so it never wins over background.
+    """
+    absent = np.array([index > 0 and index not in predicted for index in range(len(maps))])
+    height = np.maximum(maps, 0).astype(np.float64) - 0.1 * absent[:, None, None]
+    e = np.exp(height - height.max(0))
+    result: NDArray[np.float64] = e / e.sum(0)
+    return result
+
+
+def _unit(evidence: Map, signed: bool) -> Map:
+    """Divided by its maximum; without signs, first less its mean."""
+    shifted = evidence if signed else evidence - evidence.mean()
+    top = shifted.max()
+    return shifted / top if top > 0 else np.zeros_like(shifted)
+
+
+def _counts(truth: NDArray[Any], guess: NDArray[Any], classes: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    table = np.bincount(truth.astype(np.int64) * classes + guess, minlength=classes**2).reshape(classes, classes)
+    both = table.diagonal()
+    either = table.sum(0) + table.sum(1) - both
+    return int(both.sum()), tuple(both.tolist()), tuple(either.tolist())

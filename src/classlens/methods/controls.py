@@ -1,0 +1,58 @@
+"""Maps that know nothing of the network: what a method must beat before its numbers mean anything."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.methods.inputs import at_least_one, generator
+from classlens.methods.registry import Case, Result, method
+
+
+def _for_each_class(case: Case, maps: Tensor) -> Result:
+    """(B or 1,H,W) -> (B,K,H,W): the same map for every class."""
+    return Result(maps[:, None].expand(*case.targets.shape, *maps.shape[1:]).to(case.images).clone())
+
+
+@method(
+    "random", family="controls", summary="seeded normal noise, the same for every image and class",
+    class_specific=False, signed=True, conserves=False, paper="a control, not published",
+)  # fmt: skip
+def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
+    """White noise; with `cells=7`, noise on a 7x7 grid, enlarged: as smooth as a class activation map."""
+    height, width = case.images.shape[2:]
+    source = generator(seed)
+    if cells is None:
+        return _for_each_class(case, torch.randn(1, height, width, generator=source))
+    at_least_one(cells=cells)
+    coarse = torch.randn(1, 1, cells, cells, generator=source)
+    return _for_each_class(case, F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)[0])
+
+
+@method(
+    "centre", family="controls", summary="a Gaussian at the picture's centre, where photographers put things",
+    class_specific=False, signed=False, conserves=False, paper="a control, not published",
+)  # fmt: skip
+def centre(case: Case, sigma: float = 0.25) -> Result:
+    """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the picture."""
+    v, u = (
+        torch.exp(-(((torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5) ** 2) / (2 * sigma**2))
+        for side in case.images.shape[2:]
+    )
+    return _for_each_class(case, (v[:, None] * u)[None])
+
+
+@method(
+    "sobel", family="controls", summary="edges of the picture, which many methods resemble",
+    class_specific=False, signed=False, conserves=False,
+    paper="Adebayo et al.: Sanity Checks for Saliency Maps, NeurIPS 2018",
+)  # fmt: skip
+def sobel(case: Case) -> Result:
+    """Length of the Sobel gradient over all colours; the border is continued, so that it is no edge."""
+    images = case.images.detach()
+    smooth, slope = images.new_tensor([1.0, 2.0, 1.0]) / 4, images.new_tensor([-1.0, 0.0, 1.0]) / 2
+    kernels = torch.stack([smooth[:, None] * slope, slope[:, None] * smooth])[:, None]  # (2,1,3,3): across, down
+    flat = F.pad(images.flatten(0, 1)[:, None], (1, 1, 1, 1), mode="replicate")
+    edges = F.conv2d(flat, kernels).reshape(len(images), -1, *images.shape[2:])  # (B, colours * 2, H, W)
+    return _for_each_class(case, edges.square().sum(1).sqrt())

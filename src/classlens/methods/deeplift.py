@@ -1,0 +1,148 @@
+"""DeepLIFT on the tape: differences from a baseline, handed back operation by operation.
+
+One idea throughout. Between a baseline x0 and the image x, an operation's output changes by
+
+    dy = [integral over a in [0,1] of J(x0 + a dx)] dx,
+
+so multipliers go back as m_x = (that mean Jacobian)^T m_y, and sum(m_x dx) = sum(m_y dy) holds exactly. For what is
+linear it is J itself; for a product, J half way; for an activation dy / dx, which is DeepLIFT's rescale rule; for the
+rest (layer norm, softmax, attention) Gauss-Legendre points. Being on the tape it needs no modules: reused and
+functional activations are nodes like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from classlens.capture import Node, Tape, Value, record
+from classlens.errors import CaptureError, UnsupportedOp
+from classlens.methods.gradient import completeness, summed
+from classlens.methods.inputs import Baseline, asked
+from classlens.methods.inputs import baselines as make_baselines
+from classlens.methods.progress import track
+from classlens.methods.registry import Case, Result, method
+from classlens.rules.generic import Shares, divide, transported
+from classlens.rules.linear import LINEAR_OPS, linear_map, only
+from classlens.rules.propagate import MULTI_OUTPUT, propagate
+from classlens.rules.table import ACTIVATIONS, MOVES, MOVES_MANY, SUMS, pasted
+
+POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
+
+UNIT_BY_UNIT = frozenset(
+    (*ACTIVATIONS, "abs", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "erf", "sin",
+     "cos", "floor", "round", "sign")
+)  # fmt: skip
+MAXIMA = frozenset(
+    (*(f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)), "amax", "maximum", "max")
+)
+UNCHANGED = frozenset(("detach", "identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"))
+UP_TO_QUADRATIC = frozenset(
+    (*LINEAR_OPS, *MOVES, *MOVES_MANY, *SUMS, "add", "sub", "mul", "matmul", "einsum", "addmm", "baddbmm", "bilinear")
+) - MAXIMA - {"minimum", "min"}  # fmt: skip
+
+
+@method(
+    "deeplift-shap", family="gradients", summary="difference from baselines, handed back by the rescale rule",
+    class_specific=True, signed=True, conserves=True,
+    paper="Shrikumar et al.: DeepLIFT, ICML 2017; Lundberg, Lee: SHAP, NeurIPS 2017",
+)  # fmt: skip
+def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+blur+noise", seed: int = 0) -> Result:
+    """Mean over baselines of (x - x0) * multiplier.
+
+    Baselines: 0 (the mean colour), the image's darkest colour, the image blurred, seeded noise. Complete: the map sums
+    to the mean difference of logits, and the report says how exactly.
+    """
+    asked_here, total = asked(case.tape.logits, case.targets), torch.zeros((), device=case.images.device)
+    difference = torch.zeros_like(asked_here)
+    with torch.inference_mode(False):
+        starts = make_baselines(case.images, baselines, seed)
+        for start in track(starts, len(starts), "deeplift-shap"):
+            other = record(case.model, start, case.output)
+            total = total + multipliers(case.tape, other, case.one_hot()) * (case.images.detach() - start)
+            difference = difference + asked_here - asked(other.logits, case.targets)
+    maps = summed(total / len(starts))
+    return Result(maps, completeness(difference / len(starts), maps))
+
+
+def multipliers(tape: Tape, other: Tape, start: Tensor) -> Tensor:
+    """m (K,B,C,H,W) with sum(m (x - x0)) = start . (y - y0), for the records of x and of a baseline x0."""
+    if [node.op for node in tape.nodes] != [node.op for node in other.nodes]:
+        raise CaptureError(
+            "the model takes another path for the baseline than for the image, so they cannot be compared"
+        )
+    twins = dict(zip(tape.nodes, other.nodes, strict=True))
+    return propagate(tape, {tape.output: start}, lambda node: functools.partial(_hand_back, twin=twins[node])).relevance
+
+
+def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
+    """The rule of every operation: m_x = (mean Jacobian)^T m_y."""
+    if arrived is None:
+        raise UnsupportedOp(f"deeplift-shap needs the first output of {node.where}, but the model uses another")
+    single = len(node.inputs) == 1
+    if node.op in UNCHANGED:
+        return only(node, node.inputs[0], arrived)
+    if node.op == "as_strided_scatter":  # torch's own formula for its gradient is wrong
+        return pasted(node, arrived)
+    if node.op in LINEAR_OPS and single and isinstance(node.arguments()["input"], Value):
+        layer = linear_map(node)
+        return only(node, layer.value, layer.adjoint(arrived, layer.weight))
+    if node.op in UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
+        return [arrived * slope(node, twin)]
+    outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
+    if node.op in MAXIMA and outputs[0] is not None:
+        return _maximum(node, twin, outputs)
+    return _mean_jacobian(node, twin, outputs, 1 if _up_to_quadratic(node) else POINTS)
+
+
+def _up_to_quadratic(node: Node) -> bool:
+    """Whether the Jacobian is constant, or linear in the inputs: then one point half way is exact."""
+    if node.op == "batch_norm":
+        return node.arguments().get("running_mean") is not None
+    if node.op == "div":
+        return len(node.inputs) == 1 and isinstance(node.arguments()["input"], Value)
+    return node.op in UP_TO_QUADRATIC
+
+
+def slope(node: Node, twin: Node) -> Tensor:
+    """Rescale: dy / dx for each unit; where dx is nearly 0, the mean derivative between x0 and x."""
+    x, x0 = node.inputs[0].tensor, twin.inputs[0].tensor
+    dx, dy = x - x0, node.outputs[0].tensor - twin.outputs[0].tensor
+    # With a relative difference d the quotient is wrong by eps / d, two Gauss-Legendre points by d^4.
+    near = dx.abs() <= torch.finfo(x.dtype).eps ** 0.25 * (x.abs() + x0.abs())
+    (derivative,) = _mean_jacobian(node, twin, [torch.ones_like(dy)[None]], 2)
+    return torch.where(near, derivative[0], dy / torch.where(near, 1, dx))
+
+
+def _maximum(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
+    """A maximum that rose owes it to the image's winner, one that fell to the baseline's; |dy| <= |dx| at both."""
+    multiplier, *rest = arrived
+    assert multiplier is not None
+    x, x0 = [v.tensor for v in node.inputs], [v.tensor for v in twin.inputs]
+    dy = node.outputs[0].tensor - twin.outputs[0].tensor
+    risen, fallen = multiplier * dy.clamp(min=0), multiplier * dy.clamp(max=0)
+    shares = zip(transported(node, [risen, *rest], x), transported(node, [fallen, *rest], x0), strict=True)
+    return [divide(a + b, p - p0) for (a, b), p, p0 in zip(shares, x, x0, strict=True)]
+
+
+def _mean_jacobian(node: Node, twin: Node, arrived: Sequence[Tensor | None], points: int) -> list[Tensor]:
+    """sum over points a of w_a J(x0 + a dx)^T m."""
+    ends = [(v.tensor, v0.tensor) for v, v0 in zip(node.inputs, twin.inputs, strict=True)]
+    total: list[Tensor] = []
+    for place, weight in zip(*_quadrature(points), strict=True):
+        at = [torch.lerp(x0, x, place) if x.is_floating_point() else x for x, x0 in ends]
+        shares = [weight * share for share in transported(node, arrived, at)]
+        total = [a + b for a, b in zip(total, shares, strict=True)] if total else shares
+    return total
+
+
+@functools.cache
+def _quadrature(points: int) -> tuple[list[float], list[float]]:
+    """Gauss-Legendre places and weights on [0,1]."""
+    places, weights = np.polynomial.legendre.leggauss(points)
+    return [float(p) for p in (places + 1) / 2], [float(w) for w in weights / 2]

@@ -1,0 +1,196 @@
+"""Gradients of a class's logit at the image, and averages of them over noise and along paths.
+
+Where a method attributes, so that its values add up, a map is their sum over the colours; where its paper shows
+sensitivity, it is made of magnitudes. SmoothGrad and GradientSHAP are short loops of our own: captum's draw from
+the global random states of torch and numpy, and the noise an image meets there depends on its place in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from classlens.methods.inputs import (
+    Baseline,
+    asked,
+    at_least_one,
+    baseline,
+    baselines,
+    generator,
+    gradients_at,
+    is_release,
+    logits_at,
+    normal_noise,
+)
+from classlens.methods.progress import ticker, track
+from classlens.methods.registry import Balance, Case, Result, method
+
+_TOGETHER = 16  # images that go through the network at once on a path
+
+
+def summed(relevance: Tensor) -> Tensor:
+    """(K,B,C,H,W) -> (B,K,H,W): signed, summed over the colours."""
+    return relevance.sum(2).transpose(0, 1)
+
+
+def completeness(difference: Tensor, maps: Tensor) -> Balance:
+    """Whether the maps add up to the difference of logits (B,K) that they explain."""
+    difference, flat = difference.cpu(), maps.detach().double().flatten(2).cpu()
+    size = torch.maximum(flat.abs().sum(2), difference.abs())
+    return Balance(difference, flat.sum(2), torch.zeros_like(difference), size)
+
+
+def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) -> Tensor:
+    """(K,B,C,H,W): the sum of the gradients at `points`, each (B,C,H,W), divided by `count`."""
+    total = torch.zeros((), device=case.images.device)
+    for point in track(points, count, label):
+        total = total + gradients_at(case, point)
+    return total / count
+
+
+# ------------------------------------------------------------------------------------------------- at the image itself
+
+
+@method(
+    "gradient", family="gradients", summary="how strongly the logit reacts to each pixel",
+    class_specific=True, signed=False, conserves=False,
+    paper="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, 2013",
+)  # fmt: skip
+def gradient(case: Case) -> Result:
+    """max over colours of |dy/dx|, as in the paper's Sec. 3.1."""
+    image = case.tape.image
+    return Result(case.tape.gradients(case.one_hot(), [image])[image].abs().amax(2).transpose(0, 1))
+
+
+@method(
+    "gradient-x-input", family="gradients", summary="gradient times pixel value",
+    class_specific=True, signed=True, conserves=False,
+    paper="Shrikumar et al.: Not Just a Black Box, 2016",
+)  # fmt: skip
+def gradient_x_input(case: Case) -> Result:
+    """sum over colours of x dy/dx."""
+    image = case.tape.image
+    return Result(summed(case.tape.gradients(case.one_hot(), [image])[image] * image.tensor))
+
+
+# ----------------------------------------------------------------------------------------------------- along a path
+
+
+@method(
+    "integrated-gradients", family="gradients", summary="gradients on the way from a baseline, times the way",
+    class_specific=True, signed=True, conserves=False,
+    paper="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, ICML 2017",
+)  # fmt: skip
+def integrated_gradients(
+    case: Case, steps: int = 50, baseline: Baseline = "zero", seed: int = 0, variant: str = "default"
+) -> Result:
+    """(x - x0) * integral over a in [0,1] of dy/dx at x0 + a (x - x0), by captum's Gauss-Legendre rule.
+
+    The report's balance is its completeness: the map sums to y(x) - y(x0) as far as `steps` suffice. The release
+    does not multiply by x - x0 and shows magnitudes.
+    """
+    at_least_one(steps=steps)
+    if is_release(variant):
+        return Result(released_path(case).abs().sum(2).transpose(0, 1))
+    start = _baseline(case.images, baseline, seed)
+    maps = summed(_on_the_path(case, start, steps))
+    with torch.no_grad():
+        difference = asked(case.tape.logits, case.targets) - asked(logits_at(case, start.clone()), case.targets)
+    return Result(maps, completeness(difference, maps))
+
+
+_baseline = baseline  # the option of the same name hides it
+
+
+def released_path(case: Case) -> Tensor:
+    """As released: 101 points from 0 to the image, the sum of their gradients divided by 100, not times input."""
+    points = (case.images.detach() * (i / 100) for i in range(101))
+    return mean_gradient(case, points, 101, "integrated-gradients") * (101 / 100)
+
+
+def _on_the_path(case: Case, start: Tensor, steps: int) -> Tensor:
+    from captum.attr import IntegratedGradients  # takes a second to import
+
+    images, classes = case.images.detach(), case.targets.shape[1]
+    together = max(len(images), _TOGETHER)
+    runs = classes * math.ceil(steps / (together // len(images)))
+    tick = ticker(runs, "integrated-gradients")
+
+    def forward(points: Tensor) -> Tensor:
+        tick()
+        return logits_at(case, points.clone())  # a copy: some networks write into their input
+
+    with torch.inference_mode(False):
+        path = IntegratedGradients(forward)
+        found = [
+            path.attribute(images.clone(), start.clone(), target, n_steps=steps, internal_batch_size=together)
+            for target in case.targets.clone().unbind(1)
+        ]
+    return torch.stack(found)
+
+
+@method(
+    "gradient-shap", family="gradients", summary="gradients between the image and random baselines, times the way",
+    class_specific=True, signed=True, conserves=False,
+    paper="Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, NeurIPS 2017",
+)  # fmt: skip
+def gradient_shap(
+    case: Case,
+    samples: int = 20,
+    baselines: str | Sequence[Baseline] = "zero+dark+blur+noise",
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Result:
+    """Mean over samples of (x - x0) dy/dx at x0 + a (x - x0), a random; x0 takes its turn among the baselines.
+
+    `noise` is the deviation of normal noise added to x, in the network's units. The balance compares the map's sum
+    with the mean logit difference to the baselines; it closes as the samples grow.
+    """
+    at_least_one(samples=samples)
+    source, images = generator(seed), case.images.detach()
+    starts = _baselines(images, baselines, seed)[:samples]
+    # One number from each of `samples` equal parts of [0,1]: as random, and less scattered.
+    fractions = (torch.arange(samples) + torch.rand(samples, generator=source)) / samples
+    order = torch.randperm(samples, generator=source)
+    total = torch.zeros((), device=images.device)
+    for i in track(range(samples), samples, "gradient-shap"):
+        start = starts[i % len(starts)]
+        way = images + noise * normal_noise(images, source) - start
+        total = total + way * gradients_at(case, start + float(fractions[order[i]]) * way)
+    maps = summed(total / samples)
+    with torch.no_grad():
+        values = [asked(logits_at(case, start.clone()), case.targets) for start in starts]
+    used = torch.stack([values[i % len(starts)] for i in range(samples)]).mean(0)
+    return Result(maps, completeness(asked(case.tape.logits, case.targets) - used, maps))
+
+
+_baselines = baselines
+
+
+# ------------------------------------------------------------------------------------------------------- over noise
+
+
+@method(
+    "smoothgrad", family="gradients", summary="mean gradient over noisy copies of the image",
+    class_specific=True, signed=False, conserves=False,
+    paper="Smilkov et al.: SmoothGrad: removing noise by adding noise, 2017",
+)  # fmt: skip
+def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0, variant: str = "default") -> Result:
+    """sum over colours of |mean over noise of dy/dx|; `noise` is its deviation in units of the image's range.
+
+    The release sets the deviation to s^2 with s = 4 / (largest - smallest value), so flat images get more of it.
+    """
+    at_least_one(samples=samples)
+    images, source = case.images.detach(), generator(seed)
+    spread = images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True)
+    deviation = (4 / spread) ** 2 if is_release(variant) else noise * spread
+    draws = (deviation * normal_noise(images, source) for _ in range(samples))
+    return Result(smoothed(case, draws, samples).abs().sum(2).transpose(0, 1))
+
+
+def smoothed(case: Case, noises: Iterable[Tensor], count: int) -> Tensor:
+    """(K,B,C,H,W): the mean gradient over images with each of `count` given noises added."""
+    return mean_gradient(case, (case.images.detach() + n for n in noises), count, "smoothgrad")

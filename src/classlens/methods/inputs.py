@@ -1,0 +1,150 @@
+"""What a network is run on besides the image itself: baselines, blurred copies, seeded noise; and the run.
+
+Every image of a batch meets the same noise, drawn from a generator of its own: a result depends neither on the
+batch nor on the global random state, and leaves that state alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from classlens.capture import ops
+from classlens.capture.tape import pick_output
+from classlens.errors import MethodError
+from classlens.methods.registry import Case
+
+Baseline = str | float | Tensor
+
+
+class _GradientsStayOn(TorchFunctionMode):
+    """Passes over `torch.no_grad()` inside a network, as the tape does, so that both see the same gradients."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if ops.is_grad_switch(func) else func(*args, **(kwargs or {}))
+
+
+def logits_at(case: Case, points: Tensor) -> Tensor:
+    """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller has them on."""
+    with _GradientsStayOn():
+        return pick_output(case.model(points), case.output)
+
+
+def gradients_at(case: Case, points: Tensor) -> Tensor:
+    """Gradients (K,B,C,H,W) of the K asked logits at one point for each image: one forward, K backwards.
+
+    In a type to add them up in.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = points.detach().clone().requires_grad_()
+        logits = logits_at(case, leaf.clone())  # a copy: some networks write into their input
+        return torch.stack([torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.one_hot()]).to(precise(points))
+
+
+def precise(images: Tensor) -> torch.dtype:
+    """The type to add things up in: the network's own, or float32 where that is less."""
+    return torch.promote_types(images.dtype, torch.float32)
+
+
+def asked(logits: Tensor, targets: Tensor) -> Tensor:
+    """The asked classes' logits (B,K), float64."""
+    return logits.detach().double().gather(1, targets)
+
+
+# ------------------------------------------------------------------------------------------------------- randomness
+
+
+def generator(seed: int) -> torch.Generator:
+    """On the CPU, so that a seed means the same numbers on every device."""
+    return torch.Generator().manual_seed(seed)
+
+
+def normal_noise(images: Tensor, source: torch.Generator) -> Tensor:
+    """(1,C,H,W) standard normal noise, the same for each image of the batch."""
+    return torch.randn(images.shape[1:], generator=source)[None].to(images)
+
+
+# --------------------------------------------------------------------------------------------------------- pictures
+
+
+def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
+    """(B,C,H,W) smoothed by a Gaussian of `sigma` pixels; the border is continued outwards."""
+    if sigma <= 0:
+        return pictures
+    radius = math.ceil(3 * sigma)
+    places = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    kernel = torch.softmax(-(places**2) / (2 * sigma**2), 0).to(pictures)
+    flat = F.pad(pictures.reshape(-1, 1, *pictures.shape[2:]), (radius,) * 4, mode="replicate")
+    flat = F.conv2d(F.conv2d(flat, kernel[None, None, :, None]), kernel[None, None, None, :])
+    return flat.reshape(pictures.shape)
+
+
+def _zero(images: Tensor, _: int) -> Tensor:
+    return torch.zeros_like(images)
+
+
+def _dark(images: Tensor, _: int) -> Tensor:
+    return images.amin((2, 3), keepdim=True).expand_as(images)
+
+
+def _blur(images: Tensor, _: int) -> Tensor:
+    return gaussian_blur(images, min(images.shape[2:]) / 8)
+
+
+def _noise(images: Tensor, seed: int) -> Tensor:
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    return low + (high - low) * torch.rand(images.shape[1:], generator=generator(seed)).to(images)
+
+
+_BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "zero": _zero,  # 0 in the network's own units: the mean colour under the usual preprocessing
+    "dark": _dark,  # each colour at the darkest value that the image has; black itself is not known here
+    "blur": _blur,  # the image without its details
+    "noise": _noise,  # uniform noise over the image's range of each colour
+}
+
+
+def baseline(images: Tensor, which: Baseline, seed: int = 0) -> Tensor:
+    """The picture (B,C,H,W) that stands for "nothing there": a name, a number, or a tensor that broadcasts."""
+    images = images.detach()
+    if isinstance(which, str):
+        if which not in _BASELINES:
+            raise MethodError(
+                f"there is no baseline {which!r}; there are {', '.join(_BASELINES)}, a number or a tensor"
+            )
+        return _BASELINES[which](images, seed)
+    try:
+        return torch.as_tensor(which).detach().to(images).expand_as(images)
+    except RuntimeError:
+        shape = tuple(torch.as_tensor(which).shape)
+        raise MethodError(f"a baseline of shape {shape} does not fit images {tuple(images.shape)}") from None
+
+
+def baselines(images: Tensor, which: str | Sequence[Baseline], seed: int = 0) -> list[Tensor]:
+    """Several of them: "zero+dark+blur+noise", or a sequence of names, numbers and tensors."""
+    parts = which.split("+") if isinstance(which, str) else list(which)
+    if not parts:
+        raise MethodError("no baseline was given; give at least one")
+    return [baseline(images, part.strip() if isinstance(part, str) else part, seed) for part in parts]
+
+
+def at_least_one(**counts: int) -> None:
+    """Refuse `steps=0` and the like, by name."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise MethodError(f"{name}={count!r} is not possible; give a whole number from 1")
+
+
+def is_release(variant: str) -> bool:
+    """Whether the released code's variant is asked for."""
+    if variant not in ("default", "release"):
+        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+    return variant == "release"

@@ -1,0 +1,155 @@
+"""What happens to a class's probability when parts of the picture are taken away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.methods.inputs import at_least_one, gaussian_blur, generator, logits_at, precise
+from classlens.methods.progress import ticker, track
+from classlens.methods.registry import Case, Result, method
+
+_TOGETHER = 16  # images that go through the network at once
+_PAPER_SIDE = 224  # lengths in pixels are given for pictures of this size
+
+
+# --------------------------------------------------------------------------------------------------------------- RISE
+
+
+def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, source: torch.Generator) -> Iterator[Tensor]:
+    """`count` masks (H,W) in [0,1]: a coarse random grid, enlarged, seen through a window at a random offset."""
+    cell = [math.ceil(side / cells) for side in size]
+    whole = [(cells + 1) * c for c in cell]
+    for _ in range(count):
+        grid = (torch.rand(1, 1, cells + 1, cells + 1, generator=source) < keep).float()
+        top, left = (int(torch.randint(c, (), generator=source)) for c in cell)
+        large = F.interpolate(grid, size=whole, mode="bilinear", align_corners=False)[0, 0]
+        yield large[top : top + size[0], left : left + size[1]]
+
+
+@method(
+    "rise", family="perturbation", summary="mean of random masks, weighted by the probability they leave",
+    class_specific=True, signed=False, conserves=False,
+    paper="Petsiuk, Das, Saenko: RISE, BMVC 2018",
+)  # fmt: skip
+def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, seed: int = 0) -> Result:
+    """S = sum over masks M of p_t(x * M) M / (N keep); the paper takes N = 4000 to 8000 masks.
+
+    Masked places become 0 in the network's units. All classes share the masked forwards.
+    """
+    at_least_one(n_masks=n_masks, cells=cells)
+    images, (height, width) = case.images.detach(), case.images.shape[2:]
+    masks = rise_masks((height, width), n_masks, cells, keep, generator(seed))
+    total = torch.zeros(*case.targets.shape, height, width, dtype=precise(images), device=images.device)
+    with torch.no_grad():
+        for begin in track(range(0, n_masks, _TOGETHER), math.ceil(n_masks / _TOGETHER), "rise"):
+            some = torch.stack([next(masks) for _ in range(min(_TOGETHER, n_masks - begin))]).to(total)
+            # Image by image, so that each sees the same arithmetic whatever stands beside it in the batch.
+            for row, (image, targets) in enumerate(zip(images, case.targets, strict=True)):
+                masked = (image * some[:, None]).to(images.dtype)
+                left = logits_at(case, masked).to(total.dtype).softmax(1)[:, targets]  # (n,K)
+                total[row] += torch.einsum("nk,nhw->khw", left, some)
+    return Result(total / (n_masks * keep))
+
+
+# --------------------------------------------------------------------------------------------- meaningful perturbation
+
+
+@method(
+    "meaningful-perturbation", family="perturbation", summary="the smallest smooth blur that removes the class",
+    class_specific=True, signed=False, conserves=False,
+    paper="Fong, Vedaldi: Interpretable Explanations of Black Boxes by Meaningful Perturbation, ICCV 2017",
+)  # fmt: skip
+def meaningful_perturbation(
+    case: Case, steps: int = 300, rate: float = 0.1, area: float = 1e-4, variation: float = 1e-2, cell: int = 8,
+    jitter: int = 4, seed: int = 0,
+) -> Result:  # fmt: skip
+    """1 - m for the mask m that minimises  area |1 - m|_1 + variation TV_3(m) + p_t(m x + (1 - m) blur(x)).
+
+    Eq. 4 with the paper's numbers: Adam, one cell of the mask for `cell` pixels, enlarged and smoothed; the image
+    is shifted by up to `jitter` pixels (of 224) at each step.
+    """
+    at_least_one(steps=steps, cell=cell)
+    height, width = case.images.shape[2:]
+    settings = Settings(rate, area, variation, cell, min(height, width) / _PAPER_SIDE)
+    reach = round(jitter * settings.scale)
+    shifts = torch.randint(reach + 1, (steps, 2), generator=generator(seed)).tolist()
+    tick = ticker(steps * case.targets.numel(), "meaningful-perturbation")
+    # One mask at a time: hundreds of steps would blow up the rounding by which a batch differs from one image.
+    with torch.inference_mode(False), torch.enable_grad():
+        removed = [
+            1 - best_mask(case, image, int(target), shifts, settings, tick)
+            for image, targets in zip(case.images.detach().clone().split(1), case.targets, strict=True)
+            for target in targets
+        ]
+    return Result(torch.cat(removed).reshape(*case.targets.shape, height, width))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of the optimisation."""
+
+    rate: float
+    area: float
+    variation: float
+    cell: int
+    scale: float  # how large the picture is beside the paper's
+
+
+def best_mask(
+    case: Case, image: Tensor, target: int, shifts: list[list[int]], settings: Settings, tick: Callable[[], None]
+) -> Tensor:
+    """(1,1,H,W): 1 where the image (1,C,H,W) is kept, 0 where it is blurred."""
+    height, width = image.shape[2:]
+    reach = max(max(shift) for shift in shifts)
+    sharp, blurred = (_wider(t, reach) for t in (image, gaussian_blur(image, 10 * settings.scale)))
+    rows, columns = (max(1, side // settings.cell) for side in (height, width))
+    mask = torch.ones(1, 1, rows, columns, dtype=precise(image), device=image.device)
+    descent = Adam(settings.rate)
+    for top, left in shifts:
+        window = (..., slice(top, top + height), slice(left, left + width))
+        leaf = mask.clone().requires_grad_()
+        large = enlarged_mask(leaf, (height, width), 5 * settings.scale)
+        mixed = large * sharp[window] + (1 - large) * blurred[window]
+        probability = logits_at(case, mixed.to(image.dtype)).to(mask.dtype).softmax(1)[0, target]
+        loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + probability
+        mask = (mask + descent.step(*torch.autograd.grad(loss, leaf))).clamp(0, 1)
+        tick()
+    return enlarged_mask(mask, (height, width), 5 * settings.scale)
+
+
+@dataclass
+class Adam:
+    """Kingma, Ba 2015, Alg. 1. (torch.optim would import torch's compiler first, which takes seconds.)"""
+
+    rate: float
+    mean: Tensor | float = 0.0
+    square: Tensor | float = 0.0
+    steps: int = 0
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """What to add to the parameters."""
+        self.steps += 1
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        mean, square = self.mean / (1 - 0.9**self.steps), self.square / (1 - 0.999**self.steps)
+        return -self.rate * mean / (square.sqrt() + 1e-8)
+
+
+def enlarged_mask(mask: Tensor, size: tuple[int, int], sigma: float) -> Tensor:
+    """(N,1,h,w) -> (N,1,H,W), bilinear, then smoothed."""
+    return gaussian_blur(F.interpolate(mask, size=size, mode="bilinear", align_corners=False), sigma)
+
+
+def total_variation(mask: Tensor, power: float = 3.0) -> Tensor:
+    """sum over neighbours of |difference|^power."""
+    return (mask.diff(dim=-1).abs() ** power).sum() + (mask.diff(dim=-2).abs() ** power).sum()
+
+
+def _wider(pictures: Tensor, by: int) -> Tensor:
+    return F.pad(pictures, (0, by, 0, by), mode="replicate")
