@@ -160,7 +160,7 @@ def _open(stream: BinaryIO, name: str) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return Image.open(stream, formats=_formats())
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{name} is refused: {error}; give a smaller picture") from error
+        raise ImageError(f"{name} is as large as a decompression bomb and refused: scale it down first") from error
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not a picture in a known format ({', '.join(_formats())})") from None
     except Exception as error:  # each format's reader raises its own kinds on a broken header

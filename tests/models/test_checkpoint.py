@@ -99,7 +99,7 @@ def test_a_fine_tuned_head_is_rebuilt(tmp_path: Path) -> None:
 # Bad files.
 
 
-@pytest.mark.filterwarnings("default:Detected pickle protocol")
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("how", ["zip", "legacy", "pickle", "inside"])
 def test_code_is_refused_and_not_run(tmp_path: Path, how: str) -> None:
     evil, path = tmp_path / "evil", tmp_path / "weights.pt"

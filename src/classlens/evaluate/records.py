@@ -25,13 +25,13 @@ import pyarrow.parquet as pq
 KEY = ("model", "method", "test", "data", "image", "config")
 _COMPACT_FROM = 200  # parts of a test, before they are put together
 
-_flags, _numbers, _counts = pa.list_(pa.bool_()), pa.list_(pa.float64()), pa.list_(pa.int64())
+_classes, _numbers, _counts = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.int64())
 _COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "prediction": {"label": pa.int32(), "predicted": pa.int32(), "confidence": pa.float64()},
     "perturbation": {
         "label": pa.int32(), "predicted": pa.int32(), "explained": pa.int32(), "clean_probability": pa.float64(),
-        "negative": pa.list_(pa.int32()), "negative_probability": _numbers,
-        "positive": pa.list_(pa.int32()), "positive_probability": _numbers,
+        "negative_predicted": _classes, "negative_probability": _numbers,
+        "positive_predicted": _classes, "positive_probability": _numbers,
     },
     "segmentation": {
         "explained": pa.int32(), "correct": pa.int64(), "labelled": pa.int64(), "intersection": _counts,
@@ -84,14 +84,6 @@ class Store:
                 for path in parts:
                     if path != kept:
                         path.unlink()
-
-    def remove(self, test: str, keep: Any) -> None:
-        """Leave only the rows of a test for which the mask (a pyarrow array) is true."""
-        parts, table = self._parts(test), self.read(test).filter(keep)
-        kept = self._write(test, f"compact-{uuid.uuid4().hex[:16]}", table)
-        for path in parts:
-            if path != kept:
-                path.unlink()
 
     def add_timing(self, entry: dict[str, Any]) -> None:
         with (self.root / "timings.jsonl").open("a", encoding="utf-8") as file:
@@ -177,7 +169,6 @@ def _read(path: Path) -> pa.Table | None:
     try:
         return pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError):  # cut short by a power failure: its rows are computed again
-        path.unlink(missing_ok=True)
         return None
 
 

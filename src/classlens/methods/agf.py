@@ -296,7 +296,9 @@ def _at_the_image(node: Node, relevance: Tensor) -> Shares:
     """z^B, then the checkerboard of a strided first layer taken out."""
     layer = linear_map(node)
     share = boxed(layer, relevance)
-    return only_input(node, layer.value, terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool)))
+    if layer.x.dim() == 4:
+        share = terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool))
+    return only_input(node, layer.value, share)
 
 
 def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:

@@ -35,7 +35,7 @@ class _GradientsStayOn(TorchFunctionMode):
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller has them on."""
     with _GradientsStayOn():
-        return pick_output(case.model(points), case.output)
+        return pick_output(case.model(points.clone()), case.output)  # some networks write into their input
 
 
 def gradients_at(case: Case, points: Tensor) -> Tensor:
@@ -45,8 +45,9 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaf = points.detach().clone().requires_grad_()
-        logits = logits_at(case, leaf.clone())  # a copy: some networks write into their input
-        return torch.stack([torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.one_hot()]).to(precise(points))
+        logits = logits_at(case, leaf)
+        found = [torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.one_hot()]
+    return torch.stack(found).to(precise(points))
 
 
 def precise(images: Tensor) -> torch.dtype:

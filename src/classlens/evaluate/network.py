@@ -1,0 +1,182 @@
+"""The network under test: its forward, its recorded forward, and maps of any method from one recording."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from classlens.capture import Tape, record, unwrap
+from classlens.capture.tape import pick_output
+from classlens.errors import ModelError
+from classlens.methods import Case, resolve
+from classlens.models import LoadedModel, Preprocess
+
+# glibc takes blocks above 32 MB from the system anew each time, and every page is then touched for the first time:
+# a forward of EfficientNet-Lite0 costs four times as much an image in a batch of 64 as in one of 4 (measured).
+_REUSED_BLOCK = 32 * 2**20
+_DEFAULT_SIDE = 224
+
+
+class Network:
+    """A loaded model as an evaluation uses it.
+
+    >>> network = Network(load("efficientnet-lite0"))
+    >>> tape = network.record(images)                        # one forward ...
+    >>> network.maps(tape, targets, "agf", seed=0).shape     # ... serves every method
+    torch.Size([4, 1, 224, 224])
+    """
+
+    def __init__(self, loaded: LoadedModel, frame: str = "model") -> None:
+        self.module = unwrap(loaded.model)
+        self.preprocess = framed(loaded.preprocess, frame)
+        self.labels = loaded.labels
+        self._loaded = loaded
+
+    @cached_property
+    def id(self) -> str:
+        """The name in the rows: what it is called, and a fingerprint of weights and preprocessing."""
+        return f"{short_name(self._loaded.name)}@{fingerprint(self._loaded)}"
+
+    @cached_property
+    def classes(self) -> int:
+        """How many classes the network tells apart: the forward of an empty picture says so."""
+        logits = self.forward(torch.zeros(1, 3, *input_size(self.preprocess)))
+        if logits.dim() != 2:
+            raise ModelError(f"the model's output has shape {tuple(logits.shape)}; an evaluation needs (B, classes)")
+        return logits.shape[1]
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return pick_output(self.module(self.placed(images)), None)
+
+    def record(self, images: Tensor, module: nn.Module | None = None) -> Tape:
+        """The tape of a forward, of this network or of an altered copy of it."""
+        tape = record(module or self.module, self.placed(images))
+        if not torch.isfinite(tape.logits).all():
+            raise ModelError("the logits are NaN or infinite; check the weights")
+        return tape
+
+    def maps(
+        self, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None
+    ) -> Tensor:
+        """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward. The seed serves methods that draw."""
+        chosen, options = resolve(method)
+        images = tape.image.tensor.detach()
+        case = Case(module or self.module, images, tape, targets.to(images.device))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return chosen.run(case, **options).maps.detach().cpu()
+
+    def placed(self, images: Tensor) -> Tensor:
+        """On the device and in the precision in which the network computes."""
+        weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)
+        return images if weight is None else images.to(weight.device, weight.dtype)
+
+
+def framed(preprocess: Preprocess, frame: str) -> Preprocess:
+    """`model`: the network's own resize and crop. `whole`: all of the picture, squashed to the input's size."""
+    if frame == "model":
+        return preprocess
+    return replace(preprocess, resize=input_size(preprocess), crop=None, fit="squash")
+
+
+def input_size(preprocess: Preprocess) -> tuple[int, int]:
+    size = preprocess.crop or preprocess.resize or _DEFAULT_SIDE
+    return (size, size) if isinstance(size, int) else size
+
+
+def fingerprint(loaded: LoadedModel) -> str:
+    """Of everything that decides what the network computes, but its code: weights, buffers, preprocessing."""
+    digest = hashlib.sha256(repr(sorted(loaded.preprocess.to_json().items())).encode())
+    for name, tensor in loaded.model.state_dict().items():
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:10]
+
+
+def short_name(name: str) -> str:
+    """A model's name for tables; of a path the part that says something, never where on the machine it lies.
+
+    >>> short_name("/home/me/nets/resnet50/card.json"), short_name("torchvision:resnet50")
+    ('resnet50', 'torchvision:resnet50')
+    """
+    if not (name.endswith(".json") or "/" in name or os.sep in name):
+        return name
+    path = Path(name).absolute()
+    return path.parent.name if path.name == "card.json" else re.sub(r"\.json$", "", path.name)
+
+
+def images_per_forward(tape: Tape, limit: float | None, device: str) -> int:
+    """How many perturbed images go through the network together, judged by one recorded forward.
+
+    With a limit in GB: as many as its activations allow. Without one: on a CPU as many as are fastest, on a GPU half
+    of what is free.
+    """
+    batch = len(tape.logits)
+    if limit is None and device.startswith("cuda"):
+        limit = torch.cuda.mem_get_info(device)[0] / 2 / 1e9
+    if limit is None:
+        largest = max(_bytes(value.tensor) for node in tape.nodes for value in node.outputs) / batch
+        return max(1, int(_REUSED_BLOCK // largest))
+    return max(1, int(limit * 1e9 // (2 * peak_bytes(tape) / batch)))  # twice: convolutions want room to work
+
+
+def peak_bytes(tape: Tape) -> int:
+    """The most memory that values take at any moment of a forward that lets go of what it no longer needs."""
+    last_use = {value: position for position, node in enumerate(tape.nodes) for value in node.inputs}
+    alive = peak = _bytes(tape.image.tensor)
+    for position, node in enumerate(tape.nodes):
+        alive += sum(_bytes(value.tensor) for value in node.outputs)
+        peak = max(peak, alive)
+        alive -= sum(_bytes(value.tensor) for value in dict.fromkeys(node.inputs) if last_use[value] == position)
+    return peak
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class Stopwatch:
+    """Seconds by stage. A stage inside another stops the outer one, so that they add up to the time that passed.
+
+    >>> with watch("score"):
+    ...     with watch("forward"):      # does not count as "score"
+    ...         ...
+    """
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._stages: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        self._switch()
+        self._stages.append(stage)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._stages.pop()
+
+    def take(self) -> dict[str, float]:
+        """What has gathered since the last call."""
+        taken, self._seconds = dict(self._seconds), Counter()
+        return taken
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._stages:
+            self._seconds[self._stages[-1]] += now - self._since  # type: ignore[assignment]
+        self._since = now

@@ -1,0 +1,244 @@
+from typing import Any
+
+import goldens
+import numpy as np
+import pytest
+import reference
+import torch
+from goldens import needs_goldens
+from networks import build, pictures
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import MethodError, TargetError
+from classlens.methods import METHODS, Case
+
+FIELDS = {"C": "C", "A": "A", "F_x": "F_x", "F_dx": "F_dx", "M": "M", "r": "R", "Phi": "Phi_in", "gradient": "grad_in"}
+
+
+# ----------------------------------------------------------------------------------- against the released code
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_on_every_target(name: str) -> None:
+    model, x, arrays = goldens.load(name)
+    _assert_maps_agree(classlens.explain(model, x, goldens.targets(arrays), "agf-release"), arrays)
+
+
+def _assert_maps_agree(e: classlens.Explanation, arrays: Any) -> None:
+    ours = e.maps.transpose(0, 1)
+    theirs = torch.as_tensor(arrays["agf/map"]).double().reshape(ours.shape)
+    for k in range(len(ours)):
+        assert goldens.distance(ours[k], theirs[k]) < goldens.tolerance(arrays)
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_on_every_layer(name: str) -> None:
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
+    compared = 0
+    for layer in e.trace:
+        for ours, theirs in FIELDS.items():
+            key = f"layer/{layer.name}/{theirs}"
+            if key in arrays.files and ours in layer.terms and layer.op not in ("relu", "add"):
+                expected = torch.as_tensor(arrays[key]).double()
+                assert goldens.distance(layer.terms[ours][0].reshape(expected.shape), expected) < 1e-6, key
+                compared += 1
+    stored = [k for k in arrays.files if k.startswith("layer/") and k.rsplit("/", 1)[1] in ("C", "A", "F_x", "F_dx", "M", "R")]
+    assert compared > len(stored)
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_at_residual_sums(name: str) -> None:
+    """What arrives at an addition's main branch and skip, and at the ReLUs of a block, in the order of the pass."""
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
+    adds = [t for t in e.trace if t.op == "add"]
+    assert len(adds) == len({k.split("/")[1] for k in arrays.files if "/Phi_in_1" in k})
+    for layer in adds:
+        for term, key in (("Phi", "Phi_in_0"), ("Phi_1", "Phi_in_1")):
+            assert goldens.distance(layer.terms[term][0], arrays[f"layer/{layer.name}.add/{key}"]) < 1e-6
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.LARGE)
+def test_release_agrees_on_large_networks(name: str) -> None:
+    """Both targets' maps, and the stored statistics of every layer's terms."""
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x, goldens.targets(arrays), "agf-release", trace=True)
+    _assert_maps_agree(e, arrays)
+    wanted = dict(zip((str(n) for n in arrays["stat_names"]), arrays["stat"], strict=True))
+    compared = 0
+    for layer in e.trace:
+        for ours, theirs in FIELDS.items():
+            key = f"{layer.name}/{theirs}"
+            if key not in wanted or ours not in layer.terms or layer.op in ("relu", "add"):
+                continue
+            t = layer.terms[ours][0]
+            t = t.expand_as(layer.terms["C"][0]) if ours in ("F_x", "F_dx", "M") and t.dim() == 4 else t
+            found = [t.sum(), t.abs().sum(), t.min(), t.max(), (t != 0).sum()]
+            scale = max(abs(wanted[key][1]), 1e-12)
+            assert np.allclose(np.array(found) / scale, wanted[key] / scale, rtol=1e-5, atol=1e-7), key
+            compared += 1
+    assert compared >= 0.5 * len(wanted)
+
+
+ABLATIONS = {
+    "no_a": "without=A", "no_fx": "without=Fx", "no_fdx": "without=Fdx", "no_m": "without=M", "no_reg": "without=gate",
+    "only_c": "only=C", "gradcam": "residual=gradcam", "gradcam_only": "residual=gradcam, without=(A, Fdx, gate)",
+}  # fmt: skip
+
+
+@needs_goldens
+@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_ablations_agree(name: str, ablation: str) -> None:
+    model, x, arrays = goldens.load(name)
+    options = ABLATIONS[ablation].replace("(A, Fdx, gate)", "('A', 'Fdx', 'gate')")
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], f"agf-release({options})")
+    assert goldens.distance(e.maps[0, 0], arrays[f"ablation/{ablation}"][0, 0]) < 1e-6
+
+
+@needs_goldens
+def test_release_in_float32_is_as_close_as_the_release_itself() -> None:
+    model, x, arrays = goldens.load("vgg_bn_pool")
+    e = classlens.explain(model.float(), x.float(), goldens.targets(arrays)[:, :1], "agf-release")
+    assert goldens.distance(e.maps, torch.as_tensor(arrays["agf/map"])[0]) < 1e-4
+
+
+# --------------------------------------------------------------------------- the equations, by a second derivation
+
+
+class Chain(nn.Module):
+    """Two convolutions and two linear layers: small enough to follow with explicit matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.c, self.d = nn.Linear(3 * 20, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(x))))
+        return self.d(torch.relu(self.c(x.flatten(1))))
+
+
+def paper_by_hand(model: Chain, x: Tensor, t: int) -> np.ndarray:
+    """Algorithm 1 for a Chain, layer by layer, from the paper's text."""
+    x_a = x.clone().requires_grad_()
+    pre_a = model.a(x_a)
+    x_b = torch.relu(pre_a)
+    pre_b = model.b(x_b)
+    x_c = torch.relu(pre_b).flatten(1)
+    x_d = torch.relu(model.c(x_c))
+    y = model.d(x_d)
+    sigma = (y - y[:, t]).abs().max()
+    yhat = torch.softmax(y[:, t] * torch.exp(-0.5 * ((y - y[:, t]) / sigma) ** 2), 1)[0, t]
+    grads = dict(zip("abcd", torch.autograd.grad(yhat, [x_a, x_b, x_c, x_d]), strict=True))
+    value = {"a": x_a, "b": x_b, "c": x_c, "d": x_d}
+    phi = (value["d"] * grads["d"]).detach().numpy().flatten()  # initial attribution
+
+    def shift(c: np.ndarray, r: np.ndarray) -> np.ndarray:
+        return c + r - r.sum() / max((c != 0).sum(), 1)
+
+    def interaction(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        m = np.maximum((x * g).mean(0), 0)
+        return m / m.max() if m.max() > 0 else m
+
+    for name in "cba":
+        layer, x_n, g_n = getattr(model, name), value[name].detach()[0], grads[name][0]
+        w = abs(reference.matrix(lambda v, layer=layer: layer(v[None])[0], x_n))
+        flat = x_n.flatten().numpy()
+        c = reference.generic_rule(abs(flat), w, phi)
+        if name == "c":
+            m = interaction(x_n.reshape(3, 4, 5).numpy(), g_n.reshape(3, 4, 5).numpy())
+            phi = shift(c, np.broadcast_to(m, (3, 4, 5)).flatten())
+            phi = np.where(flat > 0, phi, 0)  # back through the ReLU
+            continue
+        shape = x_n.shape
+        a = reference.generic_rule(np.ones_like(flat), w, phi).reshape(shape)
+        c = c.reshape(shape)
+        partition = c.mean(0)
+        f_x, f_g = (reference.factorised(v.numpy(), partition, 1.0, 0.0, True, True) for v in (x_n, g_n))
+        r = a + f_g + (f_x + interaction(x_n.numpy(), g_n.numpy())) / (1 + np.exp(-c))
+        phi = shift(c, r).flatten()
+        if name == "b":
+            phi = np.where(flat > 0, phi, 0)
+    return phi.reshape(x.shape[1:]).sum(0)
+
+
+@pytest.mark.parametrize("t", [0, 1, 2, 3])
+def test_paper_is_algorithm_1(t: int) -> None:
+    model = Chain().double().eval()
+    x = torch.randn(1, 2, 4, 5, generator=torch.Generator().manual_seed(1)).double()
+    ours = classlens.explain(model, x, t, "agf-paper").maps[0, 0].numpy()
+    slow = paper_by_hand(model, x, t)
+    assert np.allclose(ours, slow, rtol=1e-6, atol=1e-8 * abs(slow).max())
+
+
+# ---------------------------------------------------------------------------------------------------- balanced
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "dense", "gated", "conv-head", "dense-head", "modern"])
+def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
+    e = classlens.explain(build(name).double(), pictures().double(), classlens.top(2))
+    assert e.report.conservation.max() < 1e-10
+    assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
+
+
+def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
+    # An image eight times larger than its last feature map has no deep layer in this sense; 64 pixels give stride 16.
+    model, x = build("gated"), pictures(1, (96, 96))
+    full = classlens.explain(model, x).maps
+    for option in ({"without": "A"}, {"only": "C"}):
+        assert not torch.allclose(full, classlens.explain(model, x, **option).maps)
+    for option, message in (
+        ({"without": "B"}, "without='B' is not known; the terms are A, Fx"),
+        ({"only": "A"}, "only='A' is not known"),
+        ({"colour": 1}, "agf has no option 'colour'; it has without, only, residual"),
+    ):
+        with pytest.raises(MethodError, match=message):
+            classlens.explain(model, x, **option)
+
+
+def test_trace_has_every_term_of_every_layer() -> None:
+    e = classlens.explain(build("residual"), pictures(), 3, "agf-paper", trace=True)
+    convs = [t for t in e.trace if t.op == "conv2d"]
+    assert [t.name for t in convs] == ["skip", "c3", "c2", "c1", "stem"]
+    for layer in convs:
+        assert {"C", "A", "F_x", "F_dx", "M", "r", "Phi"} <= set(layer.terms)
+        c, r = layer.terms["C"], layer.terms["r"]
+        assert torch.isfinite(c).all()
+        assert c.shape == r.shape
+
+
+def test_equal_logits_are_refused_with_the_image_named() -> None:
+    model = build("plain")
+    nn.init.zeros_(model.head[3].weight)
+    nn.init.zeros_(model.head[3].bias)
+    with pytest.raises(TargetError, match="logits of image 0 are all equal"):
+        classlens.explain(model, pictures())
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    with pytest.raises(MethodError, match="no linear or convolutional layer"):
+        classlens.explain(nn.Sequential(nn.Flatten(), nn.Tanh()).eval(), pictures())
+
+
+def test_works_on_a_network_without_feature_maps() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    e = classlens.explain(model, pictures(), classlens.top(2))
+    assert e.report.conservation.max() < 1e-4
+    assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
+
+
+def test_methods_are_in_the_registry_with_their_papers() -> None:
+    assert {"agf", "agf-paper", "agf-release"} <= set(METHODS)
+    tape = record(build("plain"), pictures())
+    case = Case(build("plain"), pictures(), tape, torch.zeros(2, 1, dtype=torch.int64))
+    assert METHODS["agf"].run(case).maps.shape == (2, 1, 32, 32)

@@ -1,0 +1,56 @@
+import goldens
+import pytest
+import torch
+import torch.nn.functional as F
+from goldens import needs_goldens
+from networks import RELU_LIKE, build, pictures
+from torch import nn
+
+import classlens
+from classlens.methods.fullgrad import spread
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["vgg_id", "resnet_basic", "resnet_bottleneck", "vgg11_smallhead"])
+def test_release_variant_agrees(name: str) -> None:
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x, goldens.targets(arrays)[:, :1], "fullgrad", variant="release")
+    theirs = torch.as_tensor(arrays["baseline/fullgrad"]).double()
+    assert goldens.distance(e.maps[: len(theirs)], theirs) < goldens.tolerance(arrays)
+
+
+@pytest.mark.parametrize("name", RELU_LIKE)
+def test_complete_on_relu_networks(name: str) -> None:
+    """x . dy/dx and all biases' shares add up to the logit."""
+    e = classlens.explain(build(name).double(), pictures().double(), classlens.top(3), "fullgrad")
+    assert e.report.conservation.max() < 1e-10
+    assert torch.allclose(e.report.started, e.logits.gather(1, e.targets))
+
+
+def test_incompleteness_is_reported() -> None:
+    assert classlens.explain(build("modern"), pictures(), method="fullgrad").report.conservation.max() > 0.01
+
+
+def test_map_by_hand() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 225, 5)).double().eval()
+    x = pictures(1).double().requires_grad_()
+    hidden = model[0](x)
+    logit = model[1:](hidden)[0, 2]
+    g_x, g_h = torch.autograd.grad(logit, [x, hidden])
+
+    def psi(t: torch.Tensor) -> torch.Tensor:
+        t = t.abs() - t.abs().min()
+        return t / t.max()
+
+    conv_bias = psi(g_h * model[0].bias[:, None, None]).sum(1, keepdim=True)
+    head = torch.zeros(5).double()
+    head[2] = model[3].bias[2]
+    expected = psi(x * g_x).sum(1) + F.interpolate(conv_bias, size=(32, 32), mode="bilinear")[:, 0] + psi(head).sum()
+    ours = classlens.explain(model, x.detach(), 2, "fullgrad").maps[0]
+    assert torch.allclose(ours, expected.detach())
+
+
+def test_spreading_is_per_image() -> None:
+    t = torch.tensor([[[1.0, -3.0], [10.0, 20.0]]])
+    assert torch.equal(spread(t), torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]))

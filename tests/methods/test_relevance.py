@@ -1,0 +1,134 @@
+import goldens
+import numpy as np
+import pytest
+import reference
+import torch
+from goldens import needs_goldens
+from networks import NETWORKS, build, pictures
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import MethodError
+from classlens.methods.relevance import excited, relative
+from classlens.rules.linear import linear_map
+
+RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
+
+
+@needs_goldens
+@pytest.mark.parametrize("method", RELEASED)
+@pytest.mark.parametrize("name", ["vgg_id", "resnet_basic", "resnet_bottleneck", "vgg11_smallhead"])
+def test_release_variant_agrees(name: str, method: str) -> None:
+    model, x, arrays = goldens.load(name)
+    key = f"baseline/{RELEASED[method]}"
+    if key not in arrays.files:
+        pytest.skip("the released code has no answer here")
+    e = classlens.explain(model, x, goldens.targets(arrays)[:, :1], method, variant="release")
+    theirs = torch.as_tensor(arrays[key]).double().sum(1)
+    assert goldens.distance(e.maps[: len(theirs), 0], theirs) < goldens.tolerance(arrays)
+
+
+def _random_layer() -> tuple[object, nn.Conv2d, Tensor]:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 3, padding=1).double()
+    x = torch.randn(1, 2, 4, 5).double()
+    node = record(nn.Sequential(layer).eval(), x).nodes[-1]
+    return linear_map(node), layer, torch.randn(2, 1, 3, 4, 5).double()
+
+
+@pytest.mark.parametrize("rule", ["relative", "excited"])
+def test_rule_is_its_definition(rule: str) -> None:
+    found, layer, r = _random_layer()
+    ours = {"relative": relative, "excited": excited}[rule](found, r)  # type: ignore[operator]
+    x = found.x[0].flatten().numpy()  # type: ignore[attr-defined]
+    w = reference.matrix(lambda t: layer(t[None])[0], found.x[0])  # type: ignore[attr-defined]
+    for k in range(2):
+        flat = r[k, 0].flatten().numpy()
+        slow = (
+            reference.relative(x, w, flat) if rule == "relative"
+            else reference.generic_rule(x - min(x.min(), 0), np.maximum(w, 0), flat)
+        )  # fmt: skip
+        assert np.allclose(ours[k, 0].flatten(), slow)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.a, self.b = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(3 * 12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)).flatten(1))
+
+
+def lrp_by_hand(model: TwoLayers, x: Tensor, start: np.ndarray, alpha: float) -> np.ndarray:
+    hidden = torch.relu(model.a(x)).detach()[0]
+    w_b = reference.matrix(lambda t: model.b(t.flatten()[None])[0], hidden)
+    w_a = reference.matrix(lambda t: model.a(t[None])[0], x[0])
+    r = reference.alpha_beta(hidden.flatten().numpy(), w_b, start, alpha)
+    return reference.zbox(x[0].flatten().numpy(), w_a, r).reshape(x.shape[1:]).sum(0)
+
+
+@pytest.mark.parametrize(("method", "alpha"), [("lrp", 1.0), ("lrp-ab", 2.0)])
+def test_lrp_by_hand(method: str, alpha: float) -> None:
+    model, x = TwoLayers().double().eval(), torch.randn(1, 2, 3, 4).double()
+    e = classlens.explain(model, x, 2, method)
+    start = np.zeros(4)
+    start[2] = e.logits[0, 2]
+    assert np.allclose(e.maps[0, 0], lrp_by_hand(model, x, start, alpha))
+
+
+@pytest.mark.parametrize("method", ["clrp", "sglrp"])
+def test_contrast_by_hand(method: str) -> None:
+    model, x = TwoLayers().double().eval(), torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    e = classlens.explain(model, x, 1, method)
+    y = e.logits[0].numpy()
+    p = np.exp(y) / np.exp(y).sum()
+    target, rest = np.zeros(4), np.zeros(4)
+    target[1] = y[1] if method == "clrp" else p[1] * (1 - p[1]) + 1e-8
+    for i in (0, 2, 3):
+        rest[i] = y[i] / 3 if method == "clrp" else p[1] * p[i]
+    of_target, of_rest = (lrp_by_hand(model, x, s, 1.0) for s in (target, rest))
+    expected = of_target - of_rest * of_target.sum() / of_rest.sum()
+    assert np.allclose(e.maps[0, 0], expected)
+
+
+def test_contrastive_excitation_is_the_difference_of_two_walks() -> None:
+    model, x = TwoLayers().double().eval(), torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    e = classlens.explain(model, x, 1, "contrastive-excitation-bp")
+    negated = TwoLayers().double().eval()
+    negated.b.weight.data.neg_()
+    walks = [classlens.explain(m, x, 1, "excitation-bp").maps for m in (model, negated)]
+    assert torch.allclose(e.maps, walks[0] - walks[1])
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_excitation_is_a_probability(name: str) -> None:
+    e = classlens.explain(build(name).double(), pictures().double(), 1, "excitation-bp")
+    assert (e.maps >= 0).all()
+    assert torch.allclose(e.report.arrived + e.report.absorbed, torch.ones(2, 1).double())
+
+
+def test_composites_differ_from_their_parts_only_where_they_should() -> None:
+    """A network of one linear layer: both composites are z^B or flat, whatever comes above."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 900, 5)).double().eval()
+    x = pictures(1).double()
+    box, flat = (classlens.explain(model, x, 1, f"lrp-epsilon-{n}") for n in ("gamma-box", "plus-flat"))
+    assert torch.allclose(box.report.started, flat.report.started)
+    hidden = model[0](x).detach()
+    dense = hidden.flatten() * model[2].weight[1].detach()
+    z = dense.sum()
+    r = (dense / (z + 1e-6 * z.sign()) * model(x)[0, 1]).detach().reshape(hidden.shape)
+    node = record(model, x).nodes[0]
+    from classlens.rules import linear
+
+    assert torch.allclose(box.maps[0, 0], linear.boxed(linear_map(node), r[None]).sum((0, 1, 2)))
+    assert torch.allclose(flat.maps[0, 0], linear.flat(linear_map(node), r[None]).sum((0, 1, 2)))
+
+
+def test_unknown_variant() -> None:
+    with pytest.raises(MethodError, match="variant='paper' is not known; there are default and release"):
+        classlens.explain(build("plain"), pictures(), method="lrp", variant="paper")

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import reference
+import torch
+
+from classlens.rules import agf
+from classlens.rules.agf import PAPER, RELEASE
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("formula", [PAPER, RELEASE])
+@pytest.mark.parametrize("shared", [True, False])
+def test_factorisation_is_least_squares(formula: agf.Formula, shared: bool) -> None:
+    y = random(2, 5, 4, 3) if shared else random(3, 2, 5, 4, 3)
+    phi = random(3, 2, 1, 4, 3, seed=1)
+    phi[0, 0, 0, 0] = 0.0  # neither foreground nor, in the release, background
+    phi[1, 0] = phi[1, 0].abs()  # no background at all
+    ours = agf.factorised(y, phi, formula)
+    for k in range(3):
+        for b in range(2):
+            slow = reference.factorised(
+                (y[b] if shared else y[k, b]).numpy(), phi[k, b, 0].numpy(), formula.sharpness, formula.ridge,
+                formula.zero_is_background, formula.normalise_factors,
+            )  # fmt: skip
+            assert np.allclose(ours[k, b, 0], slow, rtol=1e-6, atol=1e-7 * slow.max())
+
+
+def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
+    """The 2x2 system is nearly singular; solved in float32 the error would be of the order of the answer."""
+    y, phi = random(1, 256, 7, 7).abs(), random(1, 1, 1, 7, 7, seed=1)
+    exact = agf.factorised(y, phi, RELEASE)
+    single = agf.factorised(y.float(), phi.float(), RELEASE).double()
+    assert (single - exact).norm() / exact.norm() < 1e-4
+
+
+def test_features_that_are_all_zero_factorise_to_zero() -> None:
+    assert torch.equal(agf.factorised(torch.zeros(1, 3, 2, 2), random(1, 1, 1, 2, 2).float(), RELEASE).sum(), torch.tensor(0.0))
+
+
+def test_highlighting_is_equation_7() -> None:
+    logits, targets = 3 * random(4, 6), torch.tensor([[0, 5], [1, 1], [2, 3], [4, 0]])
+    ours = agf.highlighted(logits, targets)
+    for b in range(4):
+        for k in range(2):
+            assert np.isclose(ours[b, k], reference.highlighted(logits[b].numpy(), int(targets[b, k])))
+
+
+def test_interaction_by_hand() -> None:
+    x = torch.tensor([[[[1.0, 2.0]], [[3.0, -1.0]]]])  # (1,2,1,2)
+    g = torch.tensor([[[[[1.0, -1.0]], [[1.0, 4.0]]]]])  # products 1+3 = 4 and -2-4 = -6
+    assert torch.equal(agf.interaction(x, g), torch.tensor([[[[[1.0, 0.0]]]]]))
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_shift_takes_off_what_the_residual_adds(everywhere: bool) -> None:
+    c = torch.tensor([1.0, 0.0, -2.0, 4.0]).reshape(1, 1, 1, 2, 2)
+    r = torch.tensor([3.0, 6.0, 0.0, 3.0]).reshape(1, 1, 1, 2, 2)
+    ours = agf.shifted(c, r, everywhere).flatten()
+    if everywhere:  # 12 / 3 off everywhere
+        assert torch.equal(ours, torch.tensor([0.0, 2.0, -6.0, 3.0]))
+    else:  # 6 / 3 off where c is not 0, and r only counts there
+        assert torch.equal(ours, torch.tensor([2.0, 0.0, -4.0, 5.0]))
+        assert ours.sum() == c.sum()
+
+
+def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
+    carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1).expand(2, 3, 4, 5, 5)
+    carrier[:, :, :, :2] = 0
+    ours = agf.balanced_residual(residual, carrier, 0.2)
+    added = ours - carrier
+    assert torch.equal(ours == 0, carrier == 0)
+    assert torch.allclose(ours.sum((2, 3, 4)), carrier.sum((2, 3, 4)))
+    assert torch.allclose(added.abs().sum((2, 3, 4)), 0.2 * carrier.abs().sum((2, 3, 4)))
+
+
+def test_smoothing_conserves_and_stays_on_active_units() -> None:
+    t, active = random(2, 1, 3, 6, 5), random(1, 3, 6, 5, seed=1) > 0
+    ours = agf.smoothed(t * active, active)
+    assert torch.allclose(ours.sum((2, 3, 4)), (t * active).sum((2, 3, 4)))
+    assert torch.equal(ours * active, ours)
+    # Where everything is active it is [1 2 1]/4 along both axes.
+    point = torch.zeros(1, 1, 1, 5, 5, dtype=torch.float64)
+    point[..., 2, 2] = 16.0
+    plain = agf.smoothed(point, torch.ones(1, 1, 5, 5, dtype=torch.bool))[0, 0, 0]
+    assert torch.allclose(plain[1:4, 1:4], torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]).double())
+
+
+def test_checkerboard_is_smoothed_away() -> None:
+    board = torch.zeros(1, 1, 1, 8, 8)
+    board[..., ::2, ::2] = 4.0
+    inner = agf.smoothed(board, torch.ones(1, 1, 8, 8, dtype=torch.bool))[0, 0, 0, 2:-2, 2:-2]
+    assert torch.allclose(inner, torch.ones_like(inner))

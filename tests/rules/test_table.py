@@ -1,0 +1,166 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import NETWORKS, build, pictures
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import UnsupportedOp
+from classlens.rules import RULES, propagate, register, rule_for
+
+
+class Does(nn.Module):
+    def __init__(self, do: object) -> None:
+        super().__init__()
+        self.do = do
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.do(x)  # type: ignore[operator]
+
+
+def back(do: object, x: Tensor, relevance: Tensor) -> Tensor:
+    """Relevance at the input of a function, one class."""
+    tape = record(Does(do).eval(), x)
+    return propagate(tape, {tape.output: relevance[None]}, rule_for).relevance[0]
+
+
+X = torch.tensor([[[[1.0, -2.0], [3.0, 0.0]]]])
+
+
+def test_sum_is_shared_by_magnitude() -> None:
+    """Hand-computed: |1|,|-2|,|3|,0 of 6."""
+    found = back(lambda x: x.sum((2, 3)), X, torch.tensor([[6.0]]))
+    assert torch.allclose(found, torch.tensor([[[[1.0, 2.0], [3.0, 0.0]]]]))
+
+
+def test_inputs_that_are_all_zero_share_evenly() -> None:
+    found = back(lambda x: (x * 0).mean((2, 3)), X, torch.tensor([[8.0]]))
+    assert torch.allclose(found, torch.full_like(X, 2.0))
+
+
+def test_addition_is_shared_by_magnitude() -> None:
+    """x + 3x by two paths: the second gets three quarters; both come back to x."""
+    tape = record(Does(lambda x: (x * 1.0) + F.conv2d(x, torch.full((1, 1, 1, 1), -3.0))).eval(), X)
+    shares: dict[str, Tensor] = {}
+
+    def watch(node: object, arrived: object, given: object) -> None:
+        if node.op == "add":  # type: ignore[attr-defined]
+            shares["a"], shares["b"] = given  # type: ignore[misc]
+
+    total = propagate(tape, {tape.output: torch.ones(1, *X.shape)}, rule_for, watch=watch).relevance[0]
+    assert torch.allclose(shares["a"][0][X != 0], torch.tensor(0.25))
+    assert torch.allclose(shares["b"][0][X != 0], torch.tensor(0.75))
+    # Where x is 0 the two halves are even, and the convolution's half has nowhere to go.
+    assert torch.allclose(total, torch.tensor([[[[1.0, 1.0], [1.0, 0.5]]]]))
+
+
+def test_broadcast_addition_comes_back_summed() -> None:
+    found = back(lambda x: x + x.amax((2, 3), keepdim=True), X, torch.full_like(X, 4.0))
+    # |x| / (|x| + 3) of 4 each, the rest to the maximum at x = 3.
+    direct = 4 * X.abs() / (X.abs() + 3)
+    direct[0, 0, 1, 0] += 16 - direct.sum()
+    assert torch.allclose(found, direct)
+
+
+def test_gate_gives_all_to_the_signal() -> None:
+    """x * sigmoid(mean x), in both orders, and x * sigmoid(x)."""
+    r = torch.arange(4.0).reshape(X.shape)
+    for do in (
+        lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
+        lambda x: torch.sigmoid(x.mean((2, 3), keepdim=True)) * x,
+        lambda x: torch.sigmoid(x) * x,
+    ):
+        assert torch.equal(back(do, X, r), r)
+
+
+def test_two_plain_factors_get_half_each() -> None:
+    r = torch.arange(4.0).reshape(X.shape)
+    assert torch.allclose(back(lambda x: (x * 2 + 5) * (x - 7), X, r), r)  # half by each path
+
+
+def test_division_gives_all_to_the_numerator() -> None:
+    r = torch.arange(4.0).reshape(X.shape)
+    assert torch.allclose(back(lambda x: x / x.norm(dim=(2, 3), keepdim=True), X, r), r)
+    with pytest.raises(UnsupportedOp, match="rdiv"):
+        back(lambda x: 1 / (x + 9), X, r)
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda x: F.max_pool2d(x, 2), lambda x: x.flip(2)[:, :, :1], lambda x: F.pad(x, (1, 0, 0, 1), mode="reflect"),
+        lambda x: torch.cat([x, x.mT], 1), lambda x: x.repeat(1, 2, 1, 1), lambda x: x.roll(1, 3),
+        lambda x: torch.stack(x.unbind(2), 2), lambda x: x.split([1, 1], 2)[1], lambda x: x.permute(0, 3, 2, 1),
+        lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), lambda x: x.max(3).values,
+    ],
+)  # fmt: skip
+def test_moving_data_moves_relevance(do: object) -> None:
+    """Everything put in comes out, and where it comes out the operation had read its value."""
+    x = torch.arange(1.0, 5.0).reshape(1, 1, 2, 2)
+    y = do(x)  # type: ignore[operator]
+    r = torch.rand(y.shape, generator=torch.Generator().manual_seed(0)) + 0.1
+    found = back(do, x, r)
+    assert torch.allclose(found.sum(), r.sum())
+    expected = torch.zeros_like(x)
+    for value, share in zip(y.flatten(), r.flatten(), strict=True):  # each value of x is unique
+        expected[x == value] += share
+    assert torch.allclose(found, expected)
+
+
+def test_matmul_with_attention_weights_gives_all_to_the_values() -> None:
+    x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+
+    def attend(x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+    r = torch.ones_like(x)
+    a = torch.softmax(x @ x.mT, -1)[0]
+    v = x[0].abs()
+    expected = torch.zeros_like(v)
+    for i in range(4):
+        for c in range(3):
+            z = a[i] * v[:, c]
+            expected[:, c] += z / z.sum()
+    assert torch.allclose(back(attend, x, r)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_default_rules_conserve_on_every_network(name: str) -> None:
+    tape = record(build(name).double(), pictures().double())
+    start = torch.rand(2, *tape.logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = propagate(tape, {tape.output: start}, rule_for).relevance
+    kept = found.sum((2, 3, 4)) / start.sum(2)
+    if name == "gated":  # some depthwise units see nothing but zeros: what they say is their bias's word
+        assert ((kept > 0.9) & (kept < 1)).all()
+    else:
+        assert torch.allclose(kept, torch.ones_like(kept), rtol=1e-9)
+
+
+def test_unknown_operations_are_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Does(lambda x: torch.cdist(x, x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x).flatten(1)
+
+    with pytest.raises(UnsupportedOp, match=r"no rule for the operation cdist in 1.part; register one"):
+        classlens.explain(nn.Sequential(nn.Conv2d(3, 2, 3), Odd()).eval(), pictures(), method="lrp")
+
+
+def test_a_user_registers_a_rule_for_an_operation() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), Does(torch.erf), nn.Flatten(), nn.Linear(1800, 4)).eval()
+    with pytest.raises(UnsupportedOp, match="erf"):
+        classlens.explain(model, pictures(), method="lrp")
+    try:
+
+        @register("erf")
+        def erf(node: object, relevance: Tensor) -> list[Tensor]:
+            return [relevance]
+
+        assert classlens.explain(model, pictures(), method="lrp").report.conservation.max() < 1e-5
+    finally:
+        del RULES["erf"]
