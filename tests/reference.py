@@ -1,4 +1,4 @@
-"""Slow second derivations: the same formulas by explicit matrices and plain loops, one image and one class at a time."""
+"""Slow second derivations: the same formulas by explicit matrices and plain loops, one image and class at a time."""
 
 from __future__ import annotations
 

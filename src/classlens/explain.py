@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,6 @@ from classlens.targets import Targets, resolve_targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,6 @@ class Explanation:
         return render.save(self, folder)
 
 
-Images = "Tensor | str | os.PathLike[str] | Image.Image | Sequence[str | os.PathLike[str] | Image.Image]"
-
-
 def explain(
     model: nn.Module | LoadedModel,
     images: Any,
@@ -122,13 +116,14 @@ def explain(
     check_options(chosen, options)
     begun = time.perf_counter()
     network, batch, loaded = _prepare(model, images)
-    tape = record(network, batch, output)
-    logits = tape.logits
-    _check_logits(logits, len(batch))
-    labels = loaded.labels if loaded is not None else None
-    classes = resolve_targets(targets, logits, labels)
-    case = Case(unwrap(network), batch, tape, classes, output, trace)
-    result = chosen.run(case, **options)
+    with torch.inference_mode(False):  # a caller's inference mode would forbid what the methods do
+        tape = record(network, batch, output)
+        logits = tape.logits
+        _check_logits(logits, len(batch))
+        labels = _labels(loaded, logits.shape[1])
+        classes = resolve_targets(targets, logits, labels)
+        case = Case(unwrap(network), batch, tape, classes, output, trace)
+        result = chosen.run(case, **options)
     return Explanation(
         maps=result.maps.detach(),
         targets=classes,
@@ -141,13 +136,6 @@ def explain(
         trace=result.trace,
         model=loaded.name if loaded is not None else type(unwrap(network)).__name__,
     )
-
-
-def versions() -> dict[str, str]:
-    """What an explanation was made with."""
-    from importlib.metadata import version
-
-    return {"classlens": version("classlens"), "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
@@ -164,7 +152,9 @@ def _prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Te
         images = torch.stack([loaded.preprocess(source) for source in sources])
     batch = check_batch(images)
     device, dtype = _home(network, batch)
-    return network, batch.to(device=device, dtype=dtype), loaded
+    with torch.inference_mode(False):
+        batch = batch.clone() if batch.is_inference() else batch
+        return network, batch.to(device=device, dtype=dtype), loaded
 
 
 def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]:
@@ -185,6 +175,13 @@ def _check_logits(logits: Tensor, batch: int) -> None:
     if not finite.all():
         row = int((~finite).nonzero()[0])
         raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
+
+
+def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
+    labels = None if loaded is None else loaded.labels
+    if labels is not None and len(labels) != classes:
+        raise ModelError(f"the model has {classes} classes but {len(labels)} labels; mend its card, or load it without")
+    return labels
 
 
 def _pictures(batch: Tensor, loaded: LoadedModel | None) -> Tensor:

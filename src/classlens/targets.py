@@ -1,8 +1,8 @@
 """What to explain: a class, several, the likeliest ones; always brought to a (B,K) tensor of class indices.
 
-    >>> resolve_targets(top(3), logits)                    # the three likeliest of each image
-    >>> resolve_targets("tabby", logits, labels)           # by name
-    >>> resolve_targets([[281, 207]], logits)              # two classes of one image
+>>> resolve_targets(top(3), logits)                    # the three likeliest of each image
+>>> resolve_targets("tabby", logits, labels)           # by name
+>>> resolve_targets([[281, 207]], logits)              # two classes of one image
 """
 
 from __future__ import annotations

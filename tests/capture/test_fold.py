@@ -1,9 +1,9 @@
 import pytest
 import torch
-from networks import build, pictures
 from torch import nn
 
 from classlens.capture import fold_batchnorm, record
+from networks import build, pictures
 
 
 @pytest.mark.parametrize("name", ["plain", "residual", "dense", "gated"])

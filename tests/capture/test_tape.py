@@ -4,12 +4,12 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import NETWORKS, build, pictures
 from torch import Tensor, nn
 
 from classlens.capture import record, unwrap
 from classlens.capture.tape import pick_output
 from classlens.errors import CaptureError, ModelError
+from networks import NETWORKS, build, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
@@ -206,7 +206,7 @@ def test_leaving_torch_is_refused() -> None:
 
 
 def test_scripted_parts_are_refused() -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
         model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 4))).eval()
     with pytest.raises(CaptureError, match="scripted model hides"):
         record(model, pictures())

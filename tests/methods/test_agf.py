@@ -1,18 +1,18 @@
 from typing import Any
 
-import goldens
 import numpy as np
 import pytest
-import reference
 import torch
-from goldens import needs_goldens
-from networks import build, pictures
 from torch import Tensor, nn
 
 import classlens
+import goldens
+import reference
 from classlens.capture import record
 from classlens.errors import MethodError, TargetError
 from classlens.methods import METHODS, Case
+from goldens import needs_goldens
+from networks import build, pictures
 
 FIELDS = {"C": "C", "A": "A", "F_x": "F_x", "F_dx": "F_dx", "M": "M", "r": "R", "Phi": "Phi_in", "gradient": "grad_in"}
 
@@ -47,7 +47,9 @@ def test_release_agrees_on_every_layer(name: str) -> None:
                 expected = torch.as_tensor(arrays[key]).double()
                 assert goldens.distance(layer.terms[ours][0].reshape(expected.shape), expected) < 1e-6, key
                 compared += 1
-    stored = [k for k in arrays.files if k.startswith("layer/") and k.rsplit("/", 1)[1] in ("C", "A", "F_x", "F_dx", "M", "R")]
+    stored = [
+        k for k in arrays.files if k.startswith("layer/") and k.rsplit("/", 1)[1] in ("C", "A", "F_x", "F_dx", "M", "R")
+    ]
     assert compared > len(stored)
 
 

@@ -1,13 +1,13 @@
-import goldens
 import pytest
 import torch
 import torch.nn.functional as F
-from goldens import needs_goldens
-from networks import RELU_LIKE, build, pictures
 from torch import nn
 
 import classlens
+import goldens
 from classlens.methods.fullgrad import spread
+from goldens import needs_goldens
+from networks import RELU_LIKE, build, pictures
 
 
 @needs_goldens

@@ -1,17 +1,17 @@
-import goldens
 import numpy as np
 import pytest
-import reference
 import torch
-from goldens import needs_goldens
-from networks import NETWORKS, build, pictures
 from torch import Tensor, nn
 
 import classlens
+import goldens
+import reference
 from classlens.capture import record
 from classlens.errors import MethodError
 from classlens.methods.relevance import excited, relative
 from classlens.rules.linear import linear_map
+from goldens import needs_goldens
+from networks import NETWORKS, build, pictures
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
 

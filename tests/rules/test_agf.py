@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from classlens.rules import agf
 from classlens.rules.agf import PAPER, RELEASE
 
@@ -37,7 +37,9 @@ def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
 
 
 def test_features_that_are_all_zero_factorise_to_zero() -> None:
-    assert torch.equal(agf.factorised(torch.zeros(1, 3, 2, 2), random(1, 1, 1, 2, 2).float(), RELEASE).sum(), torch.tensor(0.0))
+    assert torch.equal(
+        agf.factorised(torch.zeros(1, 3, 2, 2), random(1, 1, 1, 2, 2).float(), RELEASE).sum(), torch.tensor(0.0)
+    )
 
 
 def test_highlighting_is_equation_7() -> None:

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import reference
 from classlens.capture import record
 from classlens.rules import linear
 from classlens.rules.linear import LinearMap, linear_map, output_stride

@@ -1,13 +1,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import NETWORKS, build, pictures
 from torch import Tensor, nn
 
 import classlens
 from classlens.capture import record
 from classlens.errors import UnsupportedOp
 from classlens.rules import RULES, propagate, register, rule_for
+from networks import NETWORKS, build, pictures
 
 
 class Does(nn.Module):

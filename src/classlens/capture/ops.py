@@ -49,10 +49,10 @@ _DATA_GETTER = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _GRAD_SWITCH = torch._C._set_grad_enabled
 
 # Operations that look at a tensor's shape, type or device only: what they return does not depend on its values.
-MAKES_CONSTANT = frozenset(
-    "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like "
-    "randn_like randint_like".split()
-)
+MAKES_CONSTANT = frozenset((
+    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "zeros_like", "ones_like", "full_like",
+    "empty_like", "rand_like", "randn_like", "randint_like",
+))  # fmt: skip
 
 # Through these a value leaves the record: what is computed from them afterwards cannot be followed.
 LEAVES_TORCH = frozenset(("numpy", "__array__", "tolist", "__dlpack__"))

@@ -186,7 +186,8 @@ def pick_output(result: Any, output: Picker) -> Tensor:
         try:
             picked = result[output]
         except (KeyError, IndexError, TypeError) as error:
-            raise ModelError(f"output={output!r} is not in what the model returns; it has {_describe(result)}") from error
+            has = _describe(result)
+            raise ModelError(f"output={output!r} is not in what the model returns; it has {has}") from error
     elif isinstance(result, Tensor):
         picked = result
     elif isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
@@ -292,7 +293,7 @@ class _Recorder(TorchFunctionMode):
         self.alive: list[Tensor] = []  # every tensor seen: a freed one would give its id to another
         self.by_storage: dict[int, list[Tensor]] = {}
         self.constants: set[int] = set()
-        self.names = {id(module): name for name, module in model.named_modules()}
+        self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         self.image_node: Any = None
 
     def admit(self, tensor: Tensor) -> Value:
@@ -329,7 +330,7 @@ class _Recorder(TorchFunctionMode):
         if ops.is_mutating(func, args, kwargs):
             return self._mutation(func, args, kwargs)
         if isinstance(kwargs.get("out"), Tensor):
-            raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be followed; use its return value")
+            raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be followed")
         frozen = self._freeze((args, kwargs))
         result = func(*args, **kwargs)
         made = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
@@ -427,9 +428,9 @@ class _Recorder(TorchFunctionMode):
         while frame is not None:
             code = frame.f_code
             if code.co_argcount and code.co_varnames[0] == "self" and code.co_filename != __file__:
-                name = self.names.get(id(frame.f_locals.get("self")))
-                if name is not None:
-                    return name
+                owner = id(frame.f_locals.get("self"))
+                if owner in self.names:
+                    return self.names[owner]
             frame = frame.f_back
         return ""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
-import json
-import os
 
 import torch
 
@@ -24,6 +25,9 @@ from classlens.evaluate.settings import Settings, as_json
 from classlens.evaluate.shards import Shard
 from classlens.evaluate.worker import Batch, Result, Worker
 
+_REQUIRED = ("clean forward", "method", "randomised method", "perturbed forward")  # the rest is overhead
+_PACKAGES = ("classlens", "torch", "torchvision", "timm", "captum", "numpy", "pillow", "pyarrow", "ray")
+
 
 class Executor(Protocol):
     """Does shards, in any order, and gives their results as they come."""
@@ -34,7 +38,7 @@ class Executor(Protocol):
 
 
 class Progress(Protocol):
-    """Is told how far a run has come; in units of one row."""
+    """Is told how far a run has come, in rows."""
 
     def begin(self, what: str, units: int) -> None: ...
 
@@ -49,14 +53,12 @@ class Local:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 
     def map(self, shards: Sequence[Shard]) -> Iterator[Result]:
-        ahead: Future[Batch] | None = self._reader.submit(self._worker.load, shards[0]) if shards else None
+        waiting: list[Future[Batch]] = [self._reader.submit(self._worker.load, shard) for shard in shards[:1]]
         for index, shard in enumerate(shards):
-            assert ahead is not None
             begun = time.perf_counter()
-            batch = ahead.result()
+            batch = waiting.pop().result()
             waited = time.perf_counter() - begun
-            if index + 1 < len(shards):
-                ahead = self._reader.submit(self._worker.load, shards[index + 1])
+            waiting += [self._reader.submit(self._worker.load, later) for later in shards[index + 1 : index + 2]]
             for result in self._worker.run(shard, batch):
                 result.seconds["load"] = result.seconds.get("load", 0.0) + waited
                 waited = 0.0
@@ -79,15 +81,129 @@ def run(
 
     `cluster` is None (this process), "local" (Ray on this machine) or the address of a Ray cluster.
     """
-    store = Store(out)
-    begun = datetime.now(UTC)
+    begun = time.perf_counter()
     worker = Worker(settings)
     plan = make_plan(settings, worker)
-    entry = _manifest_entry(settings, worker, plan, command, cluster, begun)
+    store = Store(out)
+    entry = _manifest(settings, worker, plan, command, cluster)
     _write_manifest(store, entry)
     seconds = _measure(plan, settings, worker, store, cluster, progress)
     store.compact()
-    finished = report.write(store, plan, settings, worker)
-    entry |= {"finished": _now(), "seconds": seconds | {"total": (datetime.now(UTC) - begun).total_seconds()}}
+    written = report.write(store, plan, settings, worker)
+    entry |= {"finished": _now(), "seconds": seconds | {"everything": round(time.perf_counter() - begun, 3)}}
     _write_manifest(store, entry)
-    return finished
+    return written
+
+
+def _measure(
+    plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress | None
+) -> dict[str, float]:
+    """Do the missing work. Gives seconds by stage, summed over workers, and the time that passed."""
+    seconds: Counter[str] = Counter()
+    begun = time.perf_counter()
+    executor = _executor(settings, worker, cluster)
+    try:
+        # Grids are made of confidently classified pictures, so all pictures come first.
+        for kind, work in (("pictures", image_work), ("grids", grid_work)):
+            shards = work(plan, settings, worker, store)
+            if progress is not None:
+                progress.begin(kind, sum(shard.units for shard in shards))
+            for result in executor.map(shards):
+                _keep(result, kind, worker.network.id, store)
+                seconds.update(result.seconds)
+                if progress is not None:
+                    progress.advance(result)
+    finally:
+        executor.close()
+    rounded = {stage: round(value, 3) for stage, value in seconds.items()}
+    passed = time.perf_counter() - begun
+    overhead = {} if cluster else {"overhead": round(passed - sum(seconds[stage] for stage in _REQUIRED), 3)}
+    return rounded | overhead | {"measuring": round(passed, 3)}
+
+
+def _keep(result: Result, kind: str, model: str, store: Store) -> None:
+    begun = time.perf_counter()
+    store.append(result.rows)
+    result.seconds["records"] = time.perf_counter() - begun
+    rounded = {stage: round(value, 4) for stage, value in result.seconds.items()}
+    about = {"model": model, "kind": kind, "method": result.method, "images": result.images}
+    store.add_timing(about | {"seconds": rounded})
+
+
+def _executor(settings: Settings, worker: Worker, cluster: str | None) -> Executor:
+    if cluster is None:
+        return Local(worker)
+    from classlens.evaluate.cluster import RayExecutor
+
+    return RayExecutor(settings, cluster)
+
+
+# ---------------------------------------------------------------------------------------------------- manifest
+
+
+def _manifest(
+    settings: Settings, worker: Worker, plan: Plan, command: Sequence[str], cluster: str | None
+) -> dict[str, Any]:
+    return {
+        "command": list(command),
+        "begun": _now(),
+        "finished": None,
+        "seed": settings.seed,
+        "cluster": cluster,
+        "versions": _versions(),
+        "revision": _revision(),
+        "machine": {"system": platform.platform(), "threads": torch.get_num_threads(), "device": settings.device},
+        "model": {"name": settings.model, "id": worker.network.id, "preprocess": worker.network.preprocess.to_json()},
+        "data": [
+            {
+                "name": part.dataset.name,
+                "layout": part.dataset.layout,
+                "pictures": len(part.items),
+                "of": len(part.dataset.items),
+                "hash": data_hash(part.dataset, part.items),
+            }
+            for part in plan.parts
+        ],
+        "configs": {c.hash: c.to_json() for part in plan.parts for c in (*part.tests, *part.grids)},
+        "settings": as_json(settings),
+        "notes": list(plan.notes),
+    }
+
+
+def _write_manifest(store: Store, entry: dict[str, Any]) -> None:
+    """manifest.json holds every command that worked on this folder; the last one is this one."""
+    file = store.root / "manifest.json"
+    try:
+        earlier = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError):
+        earlier = []
+    if earlier and earlier[-1]["begun"] == entry["begun"]:
+        earlier.pop()
+    store.write_text("manifest.json", json.dumps({"runs": [*earlier, entry]}, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _revision() -> str | None:
+    """The git revision of this package, if it runs from a checkout (and not from inside someone else's)."""
+    folder = Path(__file__).parent
+    try:
+        for arguments in (("ls-files", "--error-unmatch", "../errors.py"), ("describe", "--always", "--dirty", "--abbrev=40")):
+            done = subprocess.run(
+                ("git", "-C", str(folder), *arguments), capture_output=True, text=True, timeout=10, check=True
+            )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

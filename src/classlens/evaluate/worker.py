@@ -338,7 +338,7 @@ class Worker:
         for method, (maps, _) in originals.items():
             seed = _number(self.settings.seed, method, *scene.batch.names)
             try:
-                with self._watch("method"):
+                with self._watch("randomised method"):
                     other = self.network.maps(tape, scene.targets[:, column, None], method, seed, module)[:, 0]
             except ClasslensError:
                 continue
@@ -366,7 +366,7 @@ class Worker:
         gone = [cell.image for grid in shard.grids if grid not in whole for cell in grid]
         if whole:
             with self._watch("clean forward"):
-                composed = self._compose(shard.test, batch, whole)
+                composed = self.compose(shard.test, batch, whole)
                 tape = self.network.record(composed.images)
             targets = torch.tensor([[cell.target for cell in grid] for grid in whole])
         for (method, config), todo in shard.todo.items():
@@ -381,7 +381,7 @@ class Worker:
                     rows += self._pointing(shard, whole, maps, failed, method)
             yield self._result(rows, method, len(shard.items), len(todo))
 
-    def _compose(self, config: Config, batch: Batch, grids: Sequence[Grid]) -> Batch:
+    def compose(self, config: Config, batch: Batch, grids: Sequence[Grid]) -> Batch:
         """The grids as pictures."""
         pictures = dict(zip(batch.names, batch.images, strict=True))
         rows, columns = pointing.cells(config["shape"])

@@ -60,9 +60,7 @@ def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
         raise TargetError(f"the logits of image {row} are all equal: the model finds no class, so there is no evidence")
     with torch.enable_grad():
         scores = terms.highlighted(logits, case.targets)
-        cotangents = torch.stack(
-            [torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)]
-        )
+        cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
     gradients = tape.gradients(cotangents, gradient_values([*last_layers(tape), *full]))
     return Streams(tape, gradients, evidence_at_last(tape, gradients), {} if case.trace else None)
 
@@ -133,9 +131,7 @@ def _published(
     streams = open_streams(case, tape, [*full, *flattened])
     special: dict[Node, Rule] = {node: functools.partial(_boxed, formula=formula) for node in boxes}
     for node in full:
-        special[node] = functools.partial(
-            _full, streams=streams, formula=formula, dropped=dropped, residual=residual
-        )
+        special[node] = functools.partial(_full, streams=streams, formula=formula, dropped=dropped, residual=residual)
     for node, shape in flattened.items():
         special[node] = functools.partial(_after_flatten, streams=streams, formula=formula, shape=shape)
     table: dict[str, Rule] = {
@@ -276,8 +272,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
         n for n in convs if output_stride(linear_map(n).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
     } if not {"Fx", "Fdx", "M"} <= dropped else set()  # fmt: skip
     streams = open_streams(case, tape, deep)
-    settings = {"streams": streams, "dropped": dropped, "residual": residual}
-    balanced: dict[Node, Rule] = {n: functools.partial(_balanced, deep=n in deep, **settings) for n in convs}
+    on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
+    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
     with_bias = functools.partial(_with_bias, streams=streams)
 
     def choose(node: Node) -> Rule:
@@ -353,4 +349,5 @@ def _with_residual(
 
 def _halves(node: Node) -> bool:
     """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
-    return any(2 * o <= i + 1 for i, o in zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True) if i > 1)
+    sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
+    return any(before > 1 and 2 * after <= before + 1 for before, after in sizes)

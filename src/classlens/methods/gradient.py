@@ -28,7 +28,7 @@ from classlens.methods.inputs import (
 from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Balance, Case, Result, method
 
-_TOGETHER = 16  # images that go through the network at once on a path
+_TOGETHER = 8  # images that go through the network at once
 
 
 def summed(relevance: Tensor) -> Tensor:

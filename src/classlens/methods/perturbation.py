@@ -14,7 +14,7 @@ from classlens.methods.inputs import at_least_one, gaussian_blur, generator, log
 from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Case, Result, method
 
-_TOGETHER = 16  # images that go through the network at once
+_TOGETHER = 8  # images that go through the network at once
 _PAPER_SIDE = 224  # lengths in pixels are given for pictures of this size
 
 
@@ -26,7 +26,7 @@ def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, sourc
     cell = [math.ceil(side / cells) for side in size]
     whole = [(cells + 1) * c for c in cell]
     for _ in range(count):
-        grid = (torch.rand(1, 1, cells + 1, cells + 1, generator=source) < keep).float()
+        grid = (torch.rand(1, 1, cells, cells, generator=source) < keep).float()
         top, left = (int(torch.randint(c, (), generator=source)) for c in cell)
         large = F.interpolate(grid, size=whole, mode="bilinear", align_corners=False)[0, 0]
         yield large[top : top + size[0], left : left + size[1]]

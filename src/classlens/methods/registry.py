@@ -1,8 +1,8 @@
 """METHODS: every explanation method by name, with what a user wants to know about it.
 
-    >>> chosen, options = resolve("agf-release(without=A)")
-    >>> chosen.name, options
-    ('agf-release', {'without': 'A'})
+>>> chosen, options = resolve("agf-release(without=A)")
+>>> chosen.name, options
+('agf-release', {'without': 'A'})
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class Case:
 
     def one_hot(self) -> Tensor:
         """(K,B,classes): 1 at each asked class. Its product with the logits is where LRP starts."""
-        return torch.zeros_like(self.tape.logits)[None].repeat(self.targets.shape[1], 1, 1).scatter_(
-            2, self.targets.T[:, :, None], 1.0
+        return (
+            torch.zeros_like(self.tape.logits)[None]
+            .repeat(self.targets.shape[1], 1, 1)
+            .scatter_(2, self.targets.T[:, :, None], 1.0)
         )
 
 

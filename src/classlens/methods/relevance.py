@@ -14,9 +14,19 @@ from classlens.errors import MethodError
 from classlens.methods.layers import evidence_at_last, first_layers, last_layers
 from classlens.methods.registry import Case, Result, balance, method
 from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
-from classlens.rules.linear import LINEAR_OPS, LinearMap, absolute, boxed, by_sign, epsilon, flat, linear_map, only
+from classlens.rules.linear import (
+    LINEAR_OPS,
+    LinearMap,
+    absolute,
+    boxed,
+    by_sign,
+    epsilon,
+    flat,
+    linear_map,
+    only,
+    positive,
+)
 from classlens.rules.linear import gamma as gamma_rule
-from classlens.rules.linear import positive
 from classlens.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]

@@ -104,11 +104,12 @@ def _call(name: str) -> nn.Module | LoadedModel:
     module_name, _, function_name = name.partition(":")
     with _current_folder_importable():
         try:
-            function: Any = getattr(import_module(module_name), function_name)
-        except AttributeError:
-            raise ModelError(f"{name}: the module {module_name} has no {function_name}; check the name") from None
+            module = import_module(module_name)
         except Exception as error:  # whatever the user's module does when it is imported
             raise ModelError(f"{name} cannot be imported ({reason(error)}): check the name and the module") from error
+        function: Any = getattr(module, function_name, None)
+        if not callable(function):
+            raise ModelError(f"{name}: the module {module_name} has no function {function_name}; check the name")
         try:
             made = function()
         except Exception as error:  # whatever the user's function does

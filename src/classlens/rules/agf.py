@@ -90,19 +90,21 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
 def _over_places(h: Tensor, sets: Tensor) -> Tensor:
     """sum_n h[c,n] sets[n,s] -> (K,B,C,S), without copying h for each class when it is shared."""
     if h.dim() == sets.dim():
-        return h @ sets
+        return torch.matmul(h, sets)
     k, s = sets.shape[0], sets.shape[-1]
     columns = sets.permute(1, 2, 0, 3).flatten(2)  # (B,N,K*S)
-    return (h @ columns).unflatten(-1, (k, s)).permute(2, 0, 1, 3)
+    sums: Tensor = torch.matmul(h, columns).unflatten(-1, (k, s))
+    return sums.permute(2, 0, 1, 3)
 
 
 def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
     """sum_c rows[r,c] h[c,n] -> (K,B,R,N), likewise."""
     if h.dim() == rows.dim():
-        return rows @ h
+        return torch.matmul(rows, h)
     k, r = rows.shape[0], rows.shape[2]
     stacked = rows.transpose(0, 1).flatten(1, 2)  # (B,K*R,C)
-    return (stacked @ h).unflatten(1, (k, r)).transpose(0, 1)
+    sums: Tensor = torch.matmul(stacked, h).unflatten(1, (k, r))
+    return sums.transpose(0, 1)
 
 
 def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:

@@ -23,17 +23,18 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
     """
-    return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
+    zero = b == 0
+    return (a / b.masked_fill(zero, 1)).masked_fill(zero, 0)
 
 
 def divide_released(a: Tensor, b: Tensor) -> Tensor:
     """The released code's guarded division: a / (b + 1e-9), and 0 where b is 0."""
-    return torch.where(b == 0, 0, a / (b + 1e-9))
+    return (a / (b + 1e-9)).masked_fill(b == 0, 0)
 
 
 def magnitude(x: Tensor) -> Tensor:
     """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
-    return x.abs() + torch.finfo(x.dtype).tiny ** 0.5
+    return torch.add(x.abs(), torch.finfo(x.dtype).tiny ** 0.5)
 
 
 def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence[Tensor] | None = None) -> list[Tensor]:

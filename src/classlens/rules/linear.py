@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.nn.grad as conv_grad
 from torch import Tensor
 
 from classlens.capture import Node, Value
@@ -23,9 +24,7 @@ LINEAR_OPS = frozenset(
 )
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_T: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_CONV_INPUT: dict[int, Any] = {
-    1: torch.nn.grad.conv1d_input, 2: torch.nn.grad.conv2d_input, 3: torch.nn.grad.conv3d_input,
-}  # fmt: skip
+_CONV_INPUT: dict[int, Any] = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +48,12 @@ def linear_map(node: Node) -> LinearMap:
     a = node.arguments()
     value: Value = a["input"]
     # A weight that itself depends on the image (dynamic convolution) is read as the constant it was.
-    weight, bias = (t.tensor if isinstance(t, Value) else t for t in (a["weight"], a.get("bias")))
-    weight = weight.detach()
+    weight, bias = _constant(a["weight"]), _constant(a.get("bias"))
+    assert weight is not None
     if node.op == "linear":
-        return LinearMap(value, weight, _detached(bias), F.linear, lambda r, w: r @ w, ())
+        return LinearMap(value, weight, bias, F.linear, torch.matmul, ())
     n = int(node.op[-2])
-    bias = None if bias is None else bias.detach().reshape(-1, *[1] * n)
+    bias = None if bias is None else bias.reshape(-1, *[1] * n)
     kernel = tuple(weight.shape[2:])
     stride, dilation = _tuple(a.get("stride", 1), n), _tuple(a.get("dilation", 1), n)
     groups = a.get("groups", 1)
@@ -113,11 +112,14 @@ def _unevenly_padded(
 
 def _classwise(r: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
     """K classes of B images are K*B images to a convolution."""
-    return back(r.flatten(0, 1)).unflatten(0, r.shape[:2])
+    share: Tensor = back(r.flatten(0, 1)).unflatten(0, r.shape[:2])
+    return share
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
+def _constant(argument: Value | Tensor | None) -> Tensor | None:
+    if isinstance(argument, Value):
+        return argument.tensor
+    return None if argument is None else argument.detach()
 
 
 def _tuple(size: int | tuple[int, ...], n: int) -> tuple[int, ...]:

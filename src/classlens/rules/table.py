@@ -151,4 +151,3 @@ def matmul(node: Node, relevance: Tensor) -> Shares:
     if len(live) == 2 and len(gates) == 1:
         return [None if i in gates else shares[i] for i in live]
     return [shares[i] / len(live) for i in live]
-

@@ -1,0 +1,180 @@
+"""Tables of results: built from rows, and written for a terminal, as Markdown, as CSV, as HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from classlens.evaluate import pointing
+from classlens.evaluate.metrics import Metric, metrics
+from classlens.evaluate.settings import Config
+from classlens.evaluate.stats import Estimate
+
+_ARROWS = {1: "↑", -1: "↓"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One test on one data set: a row for each method, a column for each metric."""
+
+    title: str
+    remark: str  # how to read it
+    data: str
+    config: Config
+    metrics: tuple[Metric, ...]
+    rows: dict[str, tuple[Estimate, ...]]  # method -> an estimate for each metric
+
+    def best(self, column: int) -> set[str]:
+        """The methods that lead in a column (several if they are equal)."""
+        sign = self.metrics[column].better
+        values = {method: sign * found[column].value for method, found in self.rows.items()}
+        known = [value for value in values.values() if not math.isnan(value)]
+        return {method for method, value in values.items() if known and value == max(known)}
+
+
+def build(data: str, config: Config, rows: Mapping[str, pa.Table], seed: int) -> Table:
+    """The table of a test from its rows by method. A column that nobody has a value in is left out."""
+    columns = metrics(config)
+    found = {
+        method: [metric.estimate(table, seed) if len(table) else _NOTHING for metric in columns]
+        for method, table in rows.items()
+    }
+    shown = [i for i in range(len(columns)) if any(found[method][i].n for method in found)]
+    estimates = {method: tuple(values[i] for i in shown) for method, values in found.items()}
+    return Table(title(config), _remark(config), data, config, tuple(columns[i] for i in shown), estimates)
+
+
+def title(config: Config) -> str:
+    """What a table measures, in a few words."""
+    if config.test == "perturbation":
+        return f"Perturbation ({config['fill']}, {config['explain']} class explained)"
+    if config.test == "segmentation":
+        return f"Segmentation ({'classes' if config['reading'] == 'multi-label' else 'object against background'})"
+    if config.test == "pointing":
+        return f"Pointing game {config['shape']}"
+    return "Sanity"
+
+
+def _remark(config: Config) -> str:
+    if config.test == "perturbation":
+        return (
+            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, more is "
+            "better; positive: most relevant first, less is better. Accuracy is against the label, agreement with "
+            "the unperturbed prediction."
+        )
+    if config.test == "segmentation" and config["reading"] == "multi-label":
+        return (
+            f"Maps of the classes predicted with more than {config['threshold']} against the mask's classes, in per cent. "
+            "AP (soft): the raw map of every class that is there, without a threshold."
+        )
+    if config.test == "segmentation":
+        return (
+            "The map of the likeliest class against all objects of the mask, in per cent. Paper: positive part of signed "
+            "maps, above the mean for unsigned ones; its mAP follows from the pixel accuracy alone. Soft: the raw map, "
+            "without a threshold."
+        )
+    if config.test == "pointing":
+        rows, columns = pointing.cells(config["shape"])
+        return f"In per cent. Chance is {100 / (rows * columns):.1f}."
+    return (
+        "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with the map of "
+        "another class. A method that ignores the network, or the class, is near 1. Read it with the other tests: a "
+        "random map passes this one."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- texts
+
+
+def cell(found: Estimate) -> str:
+    """'51.2 [48.0, 54.1]'."""
+    if math.isnan(found.value):
+        return "–"
+    digits = 1 if max(abs(found.value), abs(found.high) if not math.isnan(found.high) else 0.0) > 2 else 2
+    if math.isnan(found.low):
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def headings(table: Table) -> list[str]:
+    return ["method", *(f"{metric.name} {_ARROWS[metric.better]}" for metric in table.metrics), "n"]
+
+
+def counts(table: Table, method: str) -> str:
+    return str(max((found.n for found in table.rows[method]), default=0))
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """The tables with their remarks; the leader of each column is bold."""
+    blocks = []
+    for table in tables:
+        heads = headings(table)
+        lines = [f"### {table.title}: {table.data}", "", table.remark, ""]
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        for method, found in table.rows.items():
+            values = [
+                f"**{cell(value)}**" if method in table.best(i) else cell(value) for i, value in enumerate(found)
+            ]
+            lines.append(f"| {' | '.join([method, *values, counts(table, method)])} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def csv_text(tables: Sequence[Table], model: str) -> str:
+    """One line for each number: easy to read back into anything."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["model", "data", "test", "settings", "method", "metric", "better", "value", "low", "high", "n"])
+    for table in tables:
+        for method, estimates in table.rows.items():
+            for metric, found in zip(table.metrics, estimates, strict=True):
+                numbers = ["" if math.isnan(x) else f"{x:.6g}" for x in (found.value, found.low, found.high)]
+                better = "more" if metric.better > 0 else "less"
+                writer.writerow(
+                    [model, table.data, table.config.test, table.title, method, metric.name, better, *numbers, found.n]
+                )
+    return buffer.getvalue()
+
+
+def terminal(table: Table) -> RichTable:
+    """For `rich.print`; the leader of each column is bold."""
+    drawn = RichTable(title=f"{table.title}: {table.data}", title_justify="left", caption=table.remark)
+    drawn.caption_justify = "left"
+    for i, heading in enumerate(headings(table)):
+        drawn.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    for method, found in table.rows.items():
+        values = [Text(cell(value), "bold" if method in table.best(i) else "") for i, value in enumerate(found)]
+        drawn.add_row(Text(method), *values, counts(table, method))
+    return drawn
+
+
+def html(table: Table) -> str:
+    """A section of the report."""
+    heads = "".join(f"<th>{escape(heading)}</th>" for heading in headings(table))
+    body = []
+    for method, found in table.rows.items():
+        cells = "".join(
+            f"<td{' class=best' if method in table.best(i) else ''}>{_html_cell(value)}</td>" for i, value in enumerate(found)
+        )
+        body.append(f"<tr><th>{escape(method)}</th>{cells}<td>{counts(table, method)}</td></tr>")
+    return (
+        f"<h3>{escape(table.title)}: {escape(table.data)}</h3><p>{escape(table.remark)}</p>"
+        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _html_cell(found: Estimate) -> str:
+    value, bracket, interval = cell(found).partition(" [")
+    return f"{value}<small> {bracket.strip()}{interval}</small>" if bracket else value
+
+
+_NOTHING = Estimate(np.nan, np.nan, np.nan, 0)

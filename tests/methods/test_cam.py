@@ -1,0 +1,209 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import MethodError
+from classlens.methods.cam import apart_from_similar, spatial_cuts
+from goldens import distance, load, needs_goldens, targets
+from networks import build, pictures
+
+TARGETS = [[1, 4], [0, 2]]
+
+
+def hooked(model: nn.Module, layer: nn.Module, x: Tensor, score: object) -> tuple[Tensor, Tensor]:
+    """Features and gradients of a layer for one image, by hooks: the way other libraries do it."""
+    kept: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda module, args, output: kept.append(output))
+    logits = model(x[None])
+    handle.remove()
+    (gradient,) = torch.autograd.grad(score(logits[0]), kept[0])
+    return kept[0].detach(), gradient
+
+
+def upsampled(cam: Tensor) -> Tensor:
+    return F.interpolate(cam[None], size=(32, 32), mode="bilinear", align_corners=False)[0, 0]
+
+
+class Chain(nn.Module):
+    """VGG in small: ten convolutions, pooled after each second; the last pool is averaged once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for i in range(10):
+            layers += [nn.Conv2d(3 if i == 0 else 6, 6, 3, padding=1), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)] if i % 2 and i < 9 else []
+        self.features, self.pool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(4)
+        self.fc = nn.Linear(6 * 16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.features(x)).flatten(1))
+
+
+class Tokens(nn.Module):
+    """A small vision transformer: class token, attention, only the class token is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.token = nn.Conv2d(3, 12, 8, stride=8), nn.Parameter(torch.randn(1, 1, 12))
+        self.qkv, self.norm, self.fc = nn.Linear(12, 36), nn.LayerNorm(12), nn.Linear(12, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        self.stream = x
+        for _ in range(2):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            x = x + F.scaled_dot_product_attention(q, k, v)
+        return self.fc(self.norm(x)[:, 0])
+
+
+# ------------------------------------------------------------------------------------------------------- the maps
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["vgg_id", "vgg11_smallhead"])
+def test_golden_of_the_released_code(name: str) -> None:
+    model, x, arrays = load(name)
+    found = classlens.explain(model, x, targets(arrays)[:, :1], "gradcam(variant=release)").maps
+    assert distance(found, arrays["baseline/gradcam"]) < 1e-6
+
+
+def test_released_map_is_0_where_the_release_gives_nan() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    nn.init.constant_(model[4].weight, -1.0)
+    found = classlens.explain(model.eval(), pictures(), 1, "gradcam(variant=release)").maps
+    assert torch.equal(found, torch.zeros_like(found))
+
+
+def test_gradcam_and_layercam_against_hooks() -> None:
+    model, x = build("plain").double(), pictures().double()
+    grad, layer = (classlens.explain(model, x, TARGETS, m).maps for m in ("gradcam", "layercam"))
+    for b, row in enumerate(TARGETS):
+        for k, t in enumerate(row):
+            features, g = hooked(model, model.features, x[b], lambda y, t=t: y[t])
+            cam = sum(features[0, c] * g[0, c].mean() for c in range(12)).clamp(min=0)[None]
+            assert torch.allclose(grad[b, k], upsampled(cam), atol=1e-12)
+            cam = sum(features[0, c] * g[0, c].clamp(min=0) for c in range(12)).clamp(min=0)[None]
+            assert torch.allclose(layer[b, k], upsampled(cam), atol=1e-12)
+
+
+def test_finer_cam_is_gradcam_of_the_difference() -> None:
+    model, x = build("plain").double(), pictures().double()
+    found = classlens.explain(model, x, TARGETS, "finer-cam", alpha=0.8, similar=2).maps
+    for b, row in enumerate(TARGETS):
+        for k, t in enumerate(row):
+            logits = model(x[b : b + 1])[0].detach()
+            near = sorted((c for c in range(7) if c != t), key=lambda c: abs(float(logits[c] - logits[t])))[:2]
+            difference = lambda y, t=t, near=near: y[t] - 0.8 * (y[near[0]] + y[near[1]]) / 2  # noqa: E731
+            features, g = hooked(model, model.features, x[b], difference)
+            cam = (features * g.mean((2, 3), keepdim=True)).sum(1).clamp(min=0)
+            assert torch.allclose(found[b, k], upsampled(cam), atol=1e-12)
+
+
+def test_finer_cam_refuses_more_classes_than_there_are() -> None:
+    start = apart_from_similar(torch.tensor([[5.0, 1.0, 4.0, 3.0]]), torch.tensor([[0, 1]]), 0.5, 2)
+    assert torch.equal(start[1, 0], torch.tensor([0.0, 1.0, -0.25, -0.25]))
+    with pytest.raises(MethodError, match="give 1 to 6"):
+        classlens.explain(build("plain"), pictures(), 1, "finer-cam(similar=7)")
+
+
+# ---------------------------------------------------------------------------------------------- choosing the layer
+
+
+def test_shallower_counts_weight_layers() -> None:
+    """features: conv relu conv relu pool | ...; four convolutions before the last map's input is two pools up."""
+    model, x = Chain().eval().double(), pictures().double()
+    names = {0: "features.23", 4: "features.14", 8: "features.4"}
+    for shallower, name in names.items():
+        for method in ("gradcam", "layercam", "finer-cam"):
+            by_count = classlens.explain(model, x, TARGETS, method, shallower=shallower).maps
+            assert torch.equal(by_count, classlens.explain(model, x, TARGETS, method, layer=name).maps)
+    with pytest.raises(MethodError, match="end 9 weight layers up"):
+        classlens.explain(model, x, 1, "gradcam(shallower=10)")
+
+
+def test_layer_by_name_is_what_the_module_gives() -> None:
+    model, x = build("residual").double(), pictures().double()
+    found = classlens.explain(model, x, 3, "gradcam", layer="c2").maps
+    features, g = hooked(model, model.c2, x[1], lambda y: y[3])
+    cam = (features * g.mean((2, 3), keepdim=True)).sum(1).clamp(min=0)
+    assert torch.allclose(found[1, 0], upsampled(cam), atol=1e-12)
+    whole = classlens.explain(build("plain"), pictures(), 3, "gradcam", layer="features").maps
+    assert torch.equal(whole, classlens.explain(build("plain"), pictures(), 3, "gradcam").maps)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("features.66", "did you mean features.6"),
+        ("head", r"gives \(2, 7\), which is no feature map"),
+        ("zzz", "layer 'zzz'$"),
+    ],
+)
+def test_a_layer_that_cannot_serve_is_named(layer: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        classlens.explain(build("plain"), pictures(), 1, "gradcam", layer=layer)
+
+
+def test_average_pools_are_passed_over() -> None:
+    tape = record(Chain().eval(), pictures())
+    assert tuple(spatial_cuts(tape)[0].value.shape) == (2, 6, 2, 2)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (32, 64)])
+def test_channels_last_maps_are_read_as_such(size: tuple[int, int]) -> None:
+    """As in ConvNeXt's head, (B,1,1,C) is no map of C places; as in Swin, (B,h,w,C) is one of h*w."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm, self.fc = nn.Conv2d(3, 9, 4, stride=4), nn.LayerNorm(9), nn.Linear(9, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.gelu(self.stem(x).permute(0, 2, 3, 1))
+            return self.fc(self.norm(x.mean((1, 2), keepdim=True))).flatten(1)
+
+    model, x = Last().eval(), pictures(2, size)
+    cut = spatial_cuts(record(model, x))[0]
+    assert tuple(cut.value.shape) == (2, size[0] // 4, size[1] // 4, 9)
+    assert torch.equal(cut.as_map(cut.value.tensor), cut.value.tensor.permute(0, 3, 1, 2))
+    assert classlens.explain(model, x, 1, "gradcam").maps.shape == (2, 1, *size)
+
+
+def test_transformers_are_read_before_their_last_attention() -> None:
+    model, x = Tokens().eval().double(), pictures().double()
+    found = classlens.explain(model, x, 3, "gradcam").maps
+    cuts = spatial_cuts(record(model, x))
+    assert [cut.extra_tokens for cut in cuts[:3]] == [1, 1, 1]
+    chosen = cuts[2].value.tensor  # the stream between the two attentions
+    leaf = chosen.clone().requires_grad_()
+    q, k, v = model.qkv(leaf).chunk(3, -1)
+    logits = model.fc(model.norm(leaf + F.scaled_dot_product_attention(q, k, v))[:, 0])
+    (gradient,) = torch.autograd.grad(logits[:, 3].sum(), leaf)
+    for b in range(2):
+        weight = gradient[b, 1:].mean(0)
+        cam = torch.tensor([[float(chosen[b, 1 + 4 * i + j] @ weight) for j in range(4)] for i in range(4)])
+        assert torch.allclose(found[b, 0], upsampled(cam.double().clamp(min=0)[None]), atol=1e-9)
+
+
+def test_a_network_without_places_says_so() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 7)).eval()
+    with pytest.raises(MethodError, match="no spatial feature map"):
+        classlens.explain(model, pictures(), 1, "layercam")
+
+
+@pytest.mark.parametrize("method", ["gradcam", "layercam", "finer-cam"])
+def test_batch_and_classes_are_independent(method: str) -> None:
+    model, x = build("gated"), pictures(3)
+    chosen = [[1, 4], [0, 2], [5, 3]]
+    whole = classlens.explain(model, x, chosen, method).maps
+    for b, row in enumerate(chosen):
+        for k, t in enumerate(row):
+            single = classlens.explain(model, x[b : b + 1], t, method).maps[0, 0]
+            assert (whole[b, k] - single).abs().max() <= 1e-5 * whole.abs().max()

@@ -1,0 +1,72 @@
+import math
+
+import pytest
+import torch
+
+import classlens
+from classlens.errors import MethodError
+from networks import build, pictures
+
+
+def maps(method: str, images: torch.Tensor) -> torch.Tensor:
+    return classlens.explain(build("plain"), images, [[1, 2]] * len(images), method).maps
+
+
+@pytest.mark.parametrize("method", ["random", "random(cells=5)", "centre", "sobel"])
+def test_controls_do_not_know_the_class_and_say_so(method: str) -> None:
+    found = maps(method, pictures(2, (24, 40)))
+    assert found.shape == (2, 2, 24, 40)
+    assert torch.equal(found[:, 0], found[:, 1])
+    assert not classlens.METHODS[method.split("(")[0]].class_specific
+
+
+def test_random_is_white_and_seeded() -> None:
+    state = torch.get_rng_state()
+    found = maps("random", pictures(2, (96, 96)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(found[0], found[1])  # every image meets the same noise
+    noise = found[0, 0]
+    assert abs(noise.mean()) < 0.05
+    assert abs(noise.std() - 1) < 0.05
+    assert abs((noise[1:] * noise[:-1]).mean()) < 0.05
+    assert not torch.equal(maps("random(seed=1)", pictures(2, (96, 96))), found)
+
+
+def test_smooth_random_is_a_coarse_grid() -> None:
+    found = maps("random(cells=4)", pictures(1, (60, 60)))[0, 0]
+    grid = torch.randn(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))[0, 0]
+    assert torch.allclose(found[7::15, 7::15], grid, atol=1e-5)  # the cells' centres
+    assert (found[1:] * found[:-1]).mean() > 0.9 * found.square().mean()
+
+
+def test_centre_by_its_formula() -> None:
+    found = maps("centre(sigma=0.2)", pictures(1, (20, 40)))[0, 0]
+    v, u = (3 + 0.5) / 20 - 0.5, (31 + 0.5) / 40 - 0.5
+    assert math.isclose(float(found[3, 31]), math.exp(-(u * u + v * v) / (2 * 0.2**2)), rel_tol=1e-5)
+    assert torch.allclose(found, found.flip(0, 1))
+    assert int(found.argmax()) in {9 * 40 + 19, 9 * 40 + 20, 10 * 40 + 19, 10 * 40 + 20}
+
+
+def test_sobel_of_a_ramp_is_its_slope() -> None:
+    y, x = torch.meshgrid(torch.arange(16.0), torch.arange(20.0), indexing="ij")
+    ramp = torch.stack([0.3 * x + 0.4 * y, 0.1 * x, torch.full_like(x, 2.0)])[None]
+    found = maps("sobel", ramp)[0, 0]
+    assert torch.allclose(found[1:-1, 1:-1], torch.tensor((0.3**2 + 0.4**2 + 0.1**2) ** 0.5), rtol=1e-5)
+
+
+def test_sobel_against_plain_loops() -> None:
+    picture = pictures(1, (16, 18))
+    found, p = maps("sobel", picture)[0, 0], picture[0]
+    weights = {-1: 0.25, 0: 0.5, 1: 0.25}
+    for i, j in [(4, 7), (9, 2), (14, 16)]:
+        total = 0.0
+        for c in range(3):
+            across = sum(w * (p[c, i + d, j + 1] - p[c, i + d, j - 1]) / 2 for d, w in weights.items())
+            down = sum(w * (p[c, i + 1, j + d] - p[c, i - 1, j + d]) / 2 for d, w in weights.items())
+            total += across**2 + down**2
+        assert torch.isclose(found[i, j], total**0.5, rtol=1e-5)
+
+
+def test_impossible_grid_is_refused() -> None:
+    with pytest.raises(MethodError, match="cells=0 is not possible"):
+        maps("random(cells=0)", pictures(1))

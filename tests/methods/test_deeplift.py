@@ -1,0 +1,159 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import CaptureError, MethodError
+from classlens.methods.deeplift import multipliers
+from classlens.methods.inputs import baselines
+from goldens import distance
+from networks import NETWORKS, build, pictures
+
+TARGETS = [[1, 4], [0, 2]]
+ignore_same = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+captum_warns = pytest.mark.filterwarnings("ignore:(.|\\n)*Setting forward, backward hooks", "ignore:Input Tensor 0 did not")
+
+
+class Attention(nn.Module):
+    """Tokens, attention by softmax, layer norm, a product of two live values, a division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 8, stride=8), nn.LayerNorm(8)
+        self.qkv, self.fc = nn.Linear(8, 24), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
+        return self.fc((x * torch.sigmoid(x) / (1 + x.square())).mean(1))
+
+
+def captum_can_serve() -> nn.Module:
+    """One module for each activation, nothing functional, windows that do not overlap."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, padding=1), nn.ELU(), nn.AvgPool2d(4), nn.Flatten(),
+        nn.Linear(8 * 16, 12), nn.Tanh(), nn.Linear(12, 7),
+    ).eval().double()  # fmt: skip
+
+
+@captum_warns
+def test_agrees_with_captum_where_captum_can_serve() -> None:
+    from captum.attr import DeepLiftShap
+
+    with torch.random.fork_rng(devices=[]):
+        model = captum_can_serve()
+    x, generator = pictures().double(), torch.Generator().manual_seed(2)
+    starts = torch.randn(3, 3, 32, 32, generator=generator).double()
+    ours = classlens.explain(model, x, TARGETS, "deeplift-shap", baselines=list(starts)).maps
+    for k in range(2):
+        target = torch.tensor(TARGETS)[:, k]
+        theirs = DeepLiftShap(model).attribute(x.clone(), starts, target=target).detach()
+        assert distance(ours[:, k], theirs.sum(1)) < 1e-9
+
+
+@captum_warns
+def test_serves_reused_and_functional_activations_where_captum_does_not() -> None:
+    from captum.attr import DeepLift
+
+    model, x = build("residual").double(), pictures().double()
+    e = classlens.explain(model, x, TARGETS, "deeplift-shap", baselines="zero")
+    expected = (model(x) - model(torch.zeros_like(x))).gather(1, torch.tensor(TARGETS)).detach()
+    assert torch.allclose(e.maps.sum((2, 3)), expected, rtol=1e-9)
+    with pytest.raises((RuntimeError, AssertionError)):
+        DeepLift(build("residual").double()).attribute(x.clone(), torch.zeros_like(x), target=1)
+
+
+@ignore_same
+@pytest.mark.parametrize("name", [*NETWORKS, "attention"])
+def test_complete_on_every_network(name: str) -> None:
+    """The map sums to the mean logit difference, which is computed here from plain forwards."""
+    torch.manual_seed(0)
+    model = (Attention().eval() if name == "attention" else build(name)).double()
+    x = pictures().double()
+    e = classlens.explain(model, x, TARGETS, "deeplift-shap")
+
+    def logits(images: Tensor) -> Tensor:
+        out = model(images)
+        return (out["logits"] if isinstance(out, dict) else out).detach().gather(1, torch.tensor(TARGETS))
+
+    starts = baselines(x, "zero+dark+blur+noise")
+    expected = logits(x) - torch.stack([logits(start) for start in starts]).mean(0)
+    assert torch.allclose(e.report.started, expected, atol=1e-12)
+    assert torch.allclose(e.report.arrived, e.maps.sum((2, 3)))
+    smooth = name in ("modern", "attention")  # layer norm and softmax are integrated numerically
+    assert e.report.conservation.max() < (1e-4 if smooth else 1e-9)
+
+
+def test_float32_is_complete_too() -> None:
+    e = classlens.explain(build("gated"), pictures(), TARGETS, "deeplift-shap")
+    assert e.report.conservation.max() < 1e-5
+
+
+def two_records(function: object, x: Tensor, x0: Tensor) -> Tensor:
+    class Wrapped(nn.Module):
+        def forward(self, t: Tensor) -> Tensor:
+            return function(t)
+
+    tape, other = record(Wrapped().eval(), x), record(Wrapped().eval(), x0)
+    return multipliers(tape, other, torch.ones_like(tape.logits)[None])[0]
+
+
+def test_rescale_rule_by_hand() -> None:
+    x, x0 = torch.tensor([[2.0, -1.0, 3.0, 1.0]]).double(), torch.tensor([[-1.0, 2.0, 1.0, 1.0]]).double()
+    assert torch.allclose(two_records(F.relu, x, x0), torch.tensor([[2 / 3, 2 / 3, 1.0, 1.0]]).double())
+    slope = two_records(torch.exp, x, x0)
+    assert torch.allclose(slope[:, :3], ((x.exp() - x0.exp()) / (x - x0))[:, :3])
+    assert torch.allclose(slope[:, 3], x[:, 3].exp())  # the same at both: the derivative
+
+
+def test_nearly_equal_inputs_keep_their_digits() -> None:
+    x0 = torch.linspace(-3, 3, 50)[None]
+    x = x0 * (1 + 3e-7 * torch.arange(50))
+    found = two_records(F.silu, x, x0)
+    leaf = ((x + x0) / 2).double().requires_grad_()
+    (expected,) = torch.autograd.grad(F.silu(leaf).sum(), leaf)
+    assert (found - expected).abs().max() < 1e-6
+
+
+def test_maximum_by_hand() -> None:
+    """It rose from 2 to 5 by its second entry; it fell from 4 to 1 by its first."""
+    x = torch.tensor([[[1.0, 5.0], [0.5, 1.0]]]).double()
+    x0 = torch.tensor([[[2.0, 0.0], [4.0, 3.0]]]).double()
+    found = two_records(lambda t: F.max_pool1d(t, 2).flatten(1), x, x0)
+    assert torch.allclose(found, torch.tensor([[[0.0, 3 / 5], [3 / 3.5, 0.0]]]).double())
+
+
+def test_product_is_shared_half_way() -> None:
+    x, x0 = torch.tensor([[3.0, 5.0]]).double(), torch.tensor([[1.0, 2.0]]).double()
+    found = two_records(lambda t: t[:, :1] * t[:, 1:], x, x0)
+    assert torch.allclose(found, torch.tensor([[(5.0 + 2) / 2, (3.0 + 1) / 2]]).double())
+
+
+def test_batch_and_classes_are_independent() -> None:
+    model, x = build("gated"), pictures(3)
+    chosen = [[1, 4], [0, 2], [5, 3]]
+    whole = classlens.explain(model, x, chosen, "deeplift-shap").maps
+    for b, row in enumerate(chosen):
+        for k, t in enumerate(row):
+            single = classlens.explain(model, x[b : b + 1], t, "deeplift-shap").maps[0, 0]
+            assert distance(whole[b, k], single) < 1e-5
+
+
+def test_another_path_for_the_baseline_is_an_error() -> None:
+    class Fork(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.mean((2, 3))
+            return y.relu() if float(x.detach().sum()) != 0 else y
+
+    with pytest.raises(CaptureError, match="another path"):
+        classlens.explain(Fork().eval(), pictures(), 1, "deeplift-shap", baselines="zero")
+
+
+def test_unknown_baseline_is_refused() -> None:
+    with pytest.raises(MethodError, match="there is no baseline 'grey'"):
+        classlens.explain(build("plain"), pictures(), 1, "deeplift-shap(baselines=zero+grey)")

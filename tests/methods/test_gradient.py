@@ -1,0 +1,237 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.errors import MethodError
+from classlens.methods import Case
+from classlens.methods.gradient import released_path, smoothed
+from classlens.methods.inputs import baseline, baselines, gaussian_blur
+from goldens import distance, load, needs_goldens, targets
+from networks import build, pictures
+
+TARGETS = [[1, 4], [0, 2]]
+QUICK = {
+    "gradient": {}, "gradient-x-input": {}, "integrated-gradients": {"steps": 6}, "smoothgrad": {"samples": 3},
+    "gradient-shap": {"samples": 5, "noise": 0.1},
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+
+
+def gradient_of(model: nn.Module, x: Tensor, target: int) -> Tensor:
+    """dy_t/dx of one image (C,H,W), the plain way."""
+    leaf = x[None].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(model(leaf)[0, target], leaf)
+    return grad[0]
+
+
+def maps(method: str, network: str = "plain", **options: object) -> Tensor:
+    return classlens.explain(build(network).double(), pictures().double(), TARGETS, method, **options).maps
+
+
+def by_hand(per_image: object, network: str = "plain") -> Tensor:
+    """(B,K,H,W) of a function (model, x, target) -> (H,W)."""
+    model, x = build(network).double(), pictures().double()
+    return torch.stack([torch.stack([per_image(model, x[b], t) for t in row]) for b, row in enumerate(TARGETS)])
+
+
+# --------------------------------------------------------------------------------------------- at the image itself
+
+
+def test_gradient_is_the_largest_finite_difference_over_colours() -> None:
+    model, x, found = build("gated").double(), pictures().double(), maps("gradient", "gated")
+    step = 1e-6
+    for row, column in [(3, 5), (17, 20), (31, 0)]:
+        slopes = []
+        for colour in range(3):
+            shift = torch.zeros_like(x)
+            shift[:, colour, row, column] = step
+            slopes.append((model(x + shift) - model(x - shift)) / (2 * step))
+        expected = torch.stack(slopes).abs().amax(0).gather(1, torch.tensor(TARGETS))
+        assert torch.allclose(found[:, :, row, column], expected.detach(), rtol=1e-5, atol=1e-9)
+
+
+def test_gradient_x_input_is_the_sum_over_colours() -> None:
+    expected = by_hand(lambda model, x, t: (x * gradient_of(model, x, t)).sum(0))
+    assert torch.allclose(maps("gradient-x-input"), expected, rtol=1e-9, atol=1e-12)
+
+
+@needs_goldens
+def test_goldens_of_the_released_code() -> None:
+    model, x, arrays = load("vgg_id")
+    case = Case(model, x, record(model, x), targets(arrays)[:, :1])
+    image = case.tape.image
+    assert distance(case.tape.gradients(case.one_hot(), [image])[image][0], arrays["baseline/vanilla"]) < 1e-6
+    assert distance(released_path(case)[0], arrays["baseline/ig"]) < 1e-6
+    noises = torch.from_numpy(arrays["baseline/smoothgrad4_noise"]).double().unbind(1)
+    assert distance(smoothed(case, noises, 4)[0], arrays["baseline/smoothgrad4"]) < 1e-6
+
+
+@needs_goldens
+def test_release_variant_shows_magnitudes() -> None:
+    model, x, arrays = load("vgg_id")
+    found = classlens.explain(model, x, targets(arrays)[:, :1], "integrated-gradients(variant=release)").maps
+    assert distance(found, np.abs(arrays["baseline/ig"]).sum(1, keepdims=True)) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------- along a path
+
+
+@pytest.mark.parametrize("network", ["modern", "awkward"])
+def test_integrated_gradients_against_a_fine_midpoint_sum(network: str) -> None:
+    found = maps("integrated-gradients", network, steps=60, baseline=0.3)
+
+    def fine(model: nn.Module, x: Tensor, t: int) -> Tensor:
+        leaf = (0.3 + (torch.arange(500).double()[:, None, None, None] + 0.5) / 500 * (x - 0.3)).requires_grad_()
+        case = Case(model, leaf, record(model, leaf), torch.full((500, 1), t))
+        (path,) = case.tape.gradients(case.one_hot(), [case.tape.image])[case.tape.image]
+        return (path.mean(0) * (x - 0.3)).sum(0)
+
+    assert distance(found, by_hand(fine, network)) < (1e-5 if network == "modern" else 1e-2)
+
+
+def test_integrated_gradients_report_their_completeness() -> None:
+    model, x = build("modern").double(), pictures().double()
+    e = classlens.explain(model, x, TARGETS, "integrated-gradients", baseline="blur")
+    expected = (model(x) - model(baseline(x, "blur"))).gather(1, torch.tensor(TARGETS))
+    assert torch.allclose(e.report.started, expected.detach(), atol=1e-12)
+    assert torch.allclose(e.maps.sum((2, 3)), expected.detach(), rtol=1e-4)
+    assert e.report.conservation.max() < 1e-4
+
+
+def test_gradient_shap_of_a_linear_network_is_exact() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 7)).eval().double()
+    x = pictures().double()
+    found = classlens.explain(model, x, TARGETS, "gradient-shap", samples=8)
+    way = x - torch.stack(baselines(x, "zero+dark+blur+noise")).mean(0)
+    weight = model[1].weight.detach().reshape(7, 3, 32, 32)
+    expected = (weight[torch.tensor(TARGETS)] * way[:, None]).sum(2)
+    assert torch.allclose(found.maps, expected, atol=1e-12)
+    assert found.report.conservation.max() < 1e-12
+
+
+def test_gradient_shap_tends_to_the_mean_of_integrated_gradients() -> None:
+    names = ["zero", "dark"]
+    expected = torch.stack([maps("integrated-gradients", baseline=name) for name in names]).mean(0)
+    few, many = (distance(maps("gradient-shap", baselines="zero+dark", samples=n), expected) for n in (4, 200))
+    assert many < 0.03
+    assert many < few / 3
+
+
+def test_gradient_shap_agrees_with_captum_point_by_point() -> None:
+    """captum's InputBaselineXGradient at the same points: (x - x0) dy/dx."""
+    model, x = build("plain").double(), pictures(1).double()
+    found = classlens.explain(model, x, 1, "gradient-shap", samples=1, baselines="dark", seed=3).maps[0, 0]
+    fraction = torch.rand(1, generator=torch.Generator().manual_seed(3)).double()
+    start = baseline(x, "dark")[0]
+    expected = ((x[0] - start) * gradient_of(model, start + fraction * (x[0] - start), 1)).sum(0)
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------- over noise
+
+
+@pytest.mark.parametrize("variant", ["default", "release"])
+def test_smoothgrad_against_a_plain_loop(variant: str) -> None:
+    found = maps("smoothgrad", samples=4, noise=0.2, seed=5, variant=variant)
+
+    def loop(model: nn.Module, x: Tensor, t: int) -> Tensor:
+        source, spread = torch.Generator().manual_seed(5), x.max() - x.min()
+        deviation = 0.2 * spread if variant == "default" else (4 / spread) ** 2
+        noisy = [x + deviation * torch.randn(x.shape, generator=source).double() for _ in range(4)]
+        return torch.stack([gradient_of(model, point, t) for point in noisy]).mean(0).abs().sum(0)
+
+    assert torch.allclose(found, by_hand(loop), rtol=1e-6, atol=1e-12)
+
+
+def test_smoothgrad_agrees_with_captums_noise_tunnel() -> None:
+    from captum.attr import NoiseTunnel, Saliency
+
+    model, x = build("plain").double(), pictures(1).double()
+    deviation = 0.15 * float(x.max() - x.min())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = NoiseTunnel(Saliency(model)).attribute(
+            x.clone().requires_grad_(), nt_samples=400, stdevs=deviation, target=1, abs=False
+        )
+    ours = classlens.explain(model, x, 1, "smoothgrad", samples=400).maps
+    again = classlens.explain(model, x, 1, "smoothgrad", samples=400, seed=1).maps
+    # Two random means: as near to captum's as to our own with another seed.
+    assert distance(ours[0], theirs.detach().abs().sum(1)) < 1.3 * distance(ours, again)
+
+
+# ------------------------------------------------------------------------------------------------------- promises
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_batch_and_classes_are_independent_and_seeded(method: str) -> None:
+    model, x = build("residual"), pictures(3)
+    chosen = [[1, 4], [0, 2], [5, 3]]
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    whole = classlens.explain(model, x, chosen, method, **QUICK[method]).maps
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert (np.random.get_state()[1] == state[1]).all()
+    assert torch.equal(classlens.explain(model, x, chosen, method, **QUICK[method]).maps, whole)
+    for b, row in enumerate(chosen):
+        for k, t in enumerate(row):
+            single = classlens.explain(model, x[b : b + 1], t, method, **QUICK[method]).maps[0, 0]
+            assert distance(whole[b, k], single) < 1e-5
+    if "seed" in classlens.METHODS[method].options and method != "integrated-gradients":
+        other = classlens.explain(model, x, chosen, method, seed=7, **QUICK[method]).maps
+        assert distance(other, whole) > 1e-2
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_networks_that_switch_gradients_off_are_explained_all_the_same(method: str) -> None:
+    """`awkward` runs under no_grad; the same layers outside it give the same map."""
+    model, x = build("awkward"), pictures()
+    with torch.no_grad():
+        found = classlens.explain(model, x, TARGETS, method, **QUICK[method]).maps
+    assert found.abs().sum() > 0
+    type(model).plain = type(model).forward.__wrapped__
+    try:
+        model.forward = model.plain
+        assert distance(classlens.explain(model, x, TARGETS, method, **QUICK[method]).maps, found) < 1e-5
+    finally:
+        del type(model).plain
+
+
+def test_baselines() -> None:
+    x = pictures().double()
+    assert torch.equal(baseline(x, "zero"), torch.zeros_like(x))
+    assert baseline(x, "dark")[1, 2, 3, 4] == x[1, 2].min()
+    assert torch.equal(baseline(x, torch.arange(3.0)[:, None, None])[0, :, 5, 6], torch.arange(3.0).double())
+    noise = baseline(x, "noise")
+    assert (noise >= x.amin((2, 3), keepdim=True)).all()
+    assert (noise <= x.amax((2, 3), keepdim=True)).all()
+    assert torch.equal(baseline(x[1:], "noise"), noise[1:])
+    with pytest.raises(MethodError, match="there are zero, dark, blur, noise"):
+        baseline(x, "black hole")
+    with pytest.raises(MethodError, match=r"shape \(5,\) does not fit"):
+        baseline(x, torch.zeros(5))
+
+
+def test_gaussian_blur_against_its_definition() -> None:
+    x, sigma = pictures(1, (9, 11)).double(), 0.8
+    places = np.arange(-3, 4)
+    kernel = np.exp(-(places**2) / (2 * sigma**2))
+    kernel = np.outer(kernel, kernel) / kernel.sum() ** 2
+    padded = np.pad(x[0, 1].numpy(), 3, mode="edge")
+    expected = [[(padded[i : i + 7, j : j + 7] * kernel).sum() for j in range(11)] for i in range(9)]
+    assert np.allclose(gaussian_blur(x, sigma)[0, 1].numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("integrated-gradients(steps=0)", "steps=0 is not possible"),
+        ("smoothgrad(samples=2.5)", "samples=2.5 is not possible"),
+        ("smoothgrad(variant=best)", "there are default and release"),
+        ("gradient-shap(baselines=[])", "at least one"),
+    ],
+)
+def test_impossible_options_are_refused(method: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        classlens.explain(build("plain"), pictures(), 1, method)
