@@ -6,10 +6,22 @@
 >>> e.save("out")
 """
 
+from classlens.compare import Comparison, compare
 from classlens.errors import ClasslensError
 from classlens.explain import Explanation, Report, explain
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, load
 from classlens.targets import top
 
-__all__ = ["METHODS", "ClasslensError", "Explanation", "LoadedModel", "Report", "explain", "load", "top"]
+__all__ = [
+    "METHODS",
+    "ClasslensError",
+    "Comparison",
+    "Explanation",
+    "LoadedModel",
+    "Report",
+    "compare",
+    "explain",
+    "load",
+    "top",
+]

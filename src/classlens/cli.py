@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from classlens.cli_evaluate import evaluate
 from classlens.errors import ClasslensError, ImageError
 
 if TYPE_CHECKING:
+    from classlens.compare import Comparison
     from classlens.explain import Explanation
 
 _PATIENCE = 2.0  # seconds before a progress bar appears
@@ -146,6 +148,61 @@ def explain(
         raise typer.Exit(2)
 
 
+@app.command(no_args_is_help=True)
+def compare(
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture file.", show_default=False)],
+    methods: Annotated[
+        str, typer.Option(help="Names with commas, or `all`; `classlens methods` lists them.")
+    ] = "agf,agf-release,gradcam,fullgrad,lrp,clrp,integrated-gradients",
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated."),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 2]")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The network.")] = "efficientnet-lite0",
+    weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    out: Annotated[Path, typer.Option(metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Put several methods side by side: rows are classes, columns methods.
+
+        classlens compare photo.jpg --class tabby --class espresso
+
+        classlens compare photo.jpg --class tabby --class espresso --methods all
+
+    The table says how alike each method's maps of the classes are (their correlation): near 1, it shows the same
+    whatever is asked.
+    """
+    if classes and top:
+        raise typer.BadParameter("give --class or --top, not both")
+    import classlens
+    from classlens import render
+    from classlens.compare import Comparison, comparing, method_names
+    from classlens.methods.progress import reporting
+
+    names = method_names(methods)
+    loaded = classlens.load(model, None if weights == "none" else weights, _pick(device))
+    targets = [classes] if classes else classlens.top(top or 2)
+    progress = _LateProgress(len(names))
+    found = Comparison({}, {})
+    steps = comparing(loaded, image, targets, names)
+    for name in names:
+        with progress.step(name), reporting(progress.within):
+            _, outcome = next(steps)
+        if isinstance(outcome, ClasslensError):
+            found.failures[name] = str(outcome)
+        else:
+            found.explanations[name] = outcome
+    render.write_png(out, found.figure())
+    if json:
+        typer.echo(jsonlib.dumps(_comparison_document(found, image, out), indent=2))
+    else:
+        _show_comparison(found, out)
+
+
 @app.command()
 def models() -> None:
     """List the networks that come along, and the other kinds of names that --model takes."""
@@ -169,6 +226,9 @@ def methods() -> None:
         marks = ("yes" if mark else "–" for mark in (entry.class_specific, entry.signed, entry.conserves))
         table.add_row(escape(entry.name), about, *marks)
     Console().print(table)
+
+
+app.command(no_args_is_help=True)(evaluate)
 
 
 @app.command()
@@ -237,6 +297,34 @@ def _show(explanation: Explanation, image: Path, folder: Path) -> None:
     typer.echo(f"  -> {folder / 'figure.png'}")
 
 
+def _comparison_document(found: Comparison, image: Path, out: Path) -> dict[str, Any]:
+    from classlens import render
+
+    methods = {
+        name: {"seconds": e.report.seconds, "likeness": found.likeness(name), "classes": render.describe(e)}
+        for name, e in found.explanations.items()
+    }
+    return {"path": str(image), "methods": methods, "failed": found.failures, "files": [str(out)]}
+
+
+def _show_comparison(found: Comparison, out: Path) -> None:
+    from classlens import render
+    from classlens.compare import ALIKE
+
+    table = Table("method", "s", "classes alike", "class", "evidence for it", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for name, e in found.explanations.items():
+        alike = found.likeness(name)
+        verdict = "" if alike is None else f"{alike:.2f}" + (" (not told apart)" if alike > ALIKE else "")
+        for k, about in enumerate(render.describe(e)):
+            lead = (escape(name), f"{e.report.seconds:.1f}", verdict) if k == 0 else ("", "", "")
+            table.add_row(*lead, escape(about["name"]), about["where"])
+    for name, reason in found.failures.items():
+        table.add_row(escape(name), "–", "", "", f"[dim]{escape(reason)}[/]")
+    Console().print(table)
+    typer.echo(f"-> {out}")
+
+
 def _complain(text: str) -> None:
     """One line on stderr, whatever the text."""
     typer.echo(f"error: {' '.join(text.split())}", err=True)
@@ -246,13 +334,17 @@ class _LateProgress:
     """A bar on stderr that appears once a run has taken a while, and steps aside while results are printed."""
 
     def __init__(self, total: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         # stdout is left alone: results may be piped into a file while the bar is shown on the terminal.
         self._bar = Progress(
             *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
         )
         self._task = self._bar.add_task("", total=total)
         self._due = time.monotonic() + _PATIENCE
+
+    def within(self, label: str, done: int, total: int) -> None:
+        """A long step tells how far it is."""
+        self._bar.update(self._task, description=escape(f"{label} {done}/{total}"))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -30,5 +30,5 @@ class CaptureError(ClasslensError):
     """A forward pass that cannot be recorded faithfully."""
 
 
-class UnsupportedOp(CaptureError):
-    """An operation of the network for which no rule exists."""
+class UnsupportedOp(MethodError):
+    """An operation of the network for which a method has no rule."""

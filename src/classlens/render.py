@@ -12,11 +12,13 @@ not amounts. Overlays lie on the photograph's greys: a colour in them can only m
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
+import textwrap
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -57,6 +59,7 @@ _GREY = "#666666"
 _DPI = 150
 _MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
 _PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
+_ABREAST = 7  # methods beside each other in a comparison
 _MAX_NAME = 27  # characters that fit above a panel beside the probability
 
 _ROWS, _COLUMNS = ("top", "centre", "bottom"), ("left", "centre", "right")
@@ -155,8 +158,10 @@ def _checked(evidence: Evidence) -> NDArray[np.float64]:
 
 
 def _scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
-    """The map in [-1,1] (or [0,1] without signs), zero kept, the same scale on both sides."""
+    """The map in [-1,1], zero kept, the same scale on both sides; without signs in [0,1] from its smallest value."""
     values = _checked(evidence)
+    if not signed:
+        values = values - values.min()
     size = np.abs(values)
     # A map that is zero almost everywhere has a percentile of zero: then its largest value is the scale.
     scale = np.percentile(size, _PERCENTILE) or size.max() or 1.0
@@ -206,9 +211,45 @@ def figure(explanation: Explanation) -> Figure:
         for k in range(classes):
             _draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
             _head(axes[row][1 + k], _name(explanation, row, k), probability_text(explanation.probability(row, k)))
+    ends = ("against" if signed else "none", "for")
+    _foot(fig, (explanation.method, explanation.model), _legend(signed), ends)
+    return fig
+
+
+def _legend(signed: bool) -> RGB:
+    """The colours of an overlay from least to most, on light grey paper."""
     paper = torch.full((3, 1, 256), 0.85)
-    bar = overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None, :], signed)
-    _foot(fig, (explanation.method, explanation.model), bar, ends=("against" if signed else "none", "for"))
+    return overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None, :], signed)
+
+
+def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, str] | None = None) -> Figure:
+    """One row for each class, one column for each method: `comparison({"agf": e1, "gradcam": e2})`.
+
+    Signed methods have zero in the middle of their colours, unsigned ones begin with it. A method that failed has an
+    empty column that says why.
+    """
+    failures = failures or {}
+    if not explanations:
+        raise MethodError("no method could explain this picture: " + "; ".join(failures.values()))
+    first = next(iter(explanations.values()))
+    _, classes, height, width = first.maps.shape
+    methods = [*explanations, *failures]
+    blocks = [methods[i : i + _ABREAST] for i in range(0, len(methods), _ABREAST)]
+    fig, axes = _panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0)
+    for row, (block, k) in enumerate(itertools.product(blocks, range(classes))):
+        _draw(axes[row][0], _to_bytes(first.pictures[0].detach().cpu().double().permute(1, 2, 0).numpy()))
+        _head(axes[row][0], _name(first, 0, k), probability_text(first.probability(0, k)), size=8.5)
+        for panel, method in itertools.zip_longest(axes[row][1:], block):
+            if method in explanations:
+                e = explanations[method]
+                _draw(panel, overlay(e.pictures[0], e.maps[0, k], e.signed))
+                _head(panel, method, f"{e.report.seconds:.1f} s", size=8.5)
+            else:  # it failed, or the last block is shorter
+                panel.set_axis_off()
+                _head(panel, method or "", size=8.5)
+                text = "\n".join(textwrap.wrap(failures.get(method or "", ""), 32))
+                panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=7, color=_GREY, parse_math=False)
+    _foot(fig, (first.model,), _legend(True), ends=("against", "for"))
     return fig
 
 
@@ -284,11 +325,11 @@ def _draw(axes: Axes, pixels: RGB, interpolation: str = "bicubic") -> None:
     axes.spines[:].set_visible(False)
 
 
-def _head(axes: Axes, left: str, right: str = "") -> None:
+def _head(axes: Axes, left: str, right: str = "", size: float = 10.5) -> None:
     name = left if len(left) <= _MAX_NAME else left[: _MAX_NAME - 1].rstrip() + "…"
     # A class may be called "$100 bill": names are no formulas.
-    axes.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=5, parse_math=False)
-    axes.set_title(right, loc="right", fontsize=9.5, color=_GREY, pad=5)
+    axes.set_title(name, loc="left", fontsize=size, fontweight="bold", pad=5, parse_math=False)
+    axes.set_title(right, loc="right", fontsize=size - 1, color=_GREY, pad=5)
 
 
 def _foot(fig: Figure, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:

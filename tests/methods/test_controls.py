@@ -70,3 +70,5 @@ def test_sobel_against_plain_loops() -> None:
 def test_impossible_grid_is_refused() -> None:
     with pytest.raises(MethodError, match="cells=0 is not possible"):
         maps("random(cells=0)", pictures(1))
+    with pytest.raises(MethodError, match="sigma=0 is not possible; give a number above 0"):
+        maps("centre(sigma=0)", pictures(1))

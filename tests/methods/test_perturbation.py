@@ -72,9 +72,7 @@ def test_rise_finds_the_place_of_each_class() -> None:
 
 
 def test_meaningful_perturbation_removes_the_class_by_a_small_place() -> None:
-    maps = classlens.explain(
-        Corner().eval(), noise_picture(96), [[0, 1]], "meaningful-perturbation", steps=60
-    ).maps[0]
+    maps = classlens.explain(Corner().eval(), noise_picture(96), [[0, 1]], "meaningful-perturbation", steps=60).maps[0]
     assert maps.min() >= 0
     assert maps.max() <= 1 + 1e-6
     first, second = quarters(maps[0]), quarters(maps[1])

@@ -1,7 +1,7 @@
 """How good are the maps? Perturbation, segmentation, class specificity, sanity; resumable, here or on a cluster.
 
-    >>> from classlens.evaluate import Settings, run
-    >>> report = run(Settings(tests=("pointing",), data=("data/val",), methods=("agf", "gradcam")), "runs/first")
+>>> from classlens.evaluate import Settings, run
+>>> report = run(Settings(tests=("pointing",), data=("data/val",), methods=("agf", "gradcam")), "runs/first")
 """
 
 from classlens.evaluate.datasets import DataError, Dataset, open_dataset

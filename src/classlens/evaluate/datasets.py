@@ -202,7 +202,11 @@ def _pairs(images: str, masks: str) -> Callable[[Path, str], Iterable[Item]]:
         pictures, labelled = _by_stem(root / images), _by_stem(root / masks)
         for stem in pictures.keys() | labelled.keys():
             name = pictures[stem].relative_to(root / images).as_posix() if stem in pictures else stem
-            yield Item(name, pictures.get(stem, root / images / f"{stem}.jpg"), labelled.get(stem, root / masks / f"{stem}.png"))
+            yield Item(
+                name,
+                pictures.get(stem, root / images / f"{stem}.jpg"),
+                labelled.get(stem, root / masks / f"{stem}.png"),
+            )
 
     return items
 
@@ -229,7 +233,9 @@ def _matlab_file(root: Path) -> Path | None:
 def _matlab_items(root: Path, _split: str) -> Iterable[Item]:
     content = _hdf5(root)
     if "value" not in content or not {"img", "gt"} <= set(content["value"]):
-        raise DataError(f"{root} is expected to hold value/img and value/gt (gtsegs_ijcv.mat); found {', '.join(content)}")
+        raise DataError(
+            f"{root} is expected to hold value/img and value/gt (gtsegs_ijcv.mat); found {', '.join(content)}"
+        )
     count = len(content["value/img"])
     for index in range(count):
         name = _matlab_name(content, index)
@@ -258,7 +264,10 @@ def _indices(values: NDArray[Any]) -> Mask:
 
 
 def _anything_but_zero(values: NDArray[Any]) -> Mask:
-    return (values.reshape(*values.shape[:2], -1) != 0).any(2).astype(np.uint8)
+    """Every colour or number but 0 is an object."""
+    if values.ndim not in (2, 3):
+        raise ImageError("a mask must be a picture (H,W) or (H,W,channels)")
+    return np.asarray((values.reshape(*values.shape[:2], -1) != 0).any(2), np.uint8)
 
 
 def _trimap(values: NDArray[Any]) -> Mask:
@@ -266,7 +275,9 @@ def _trimap(values: NDArray[Any]) -> Mask:
     indices = _indices(values)
     if not np.isin(indices, (1, 2, 3)).all():
         raise ImageError("a trimap holds 1, 2 and 3 alone")
-    return np.array([IGNORE, 1, 0, IGNORE], np.uint8)[indices]
+    meaning = np.array([IGNORE, 1, 0, IGNORE], np.uint8)
+    mask: Mask = meaning[indices]
+    return mask
 
 
 # -------------------------------------------------------------------------- ImageNet-Segmentation (Matlab 7.3)
@@ -275,7 +286,7 @@ def _trimap(values: NDArray[Any]) -> Mask:
 @cache
 def _hdf5(path: Path) -> Any:
     try:
-        import h5py
+        import h5py  # type: ignore[import-untyped]
     except ImportError:
         raise DataError(f"{path.name} is an HDF5 file: pip install h5py to read it") from None
     try:
@@ -341,7 +352,8 @@ def _short_name(root: Path) -> str:
 
 LAYOUTS: dict[str, Layout] = {
     "voc": Layout(
-        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOCdevkit/VOC2012", _voc_root, _voc_items, _indices
+        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOCdevkit/VOC2012",
+        _voc_root, _voc_items, _indices,
     ),
     "pets": Layout(
         "images/ and annotations/trimaps/, as Oxford-IIIT Pet",
@@ -355,7 +367,8 @@ LAYOUTS: dict[str, Layout] = {
         "the HDF5 file gtsegs_ijcv.mat", _matlab_file, _matlab_items, _anything_but_zero
     ),
     "imagenet": Layout(
-        "a folder for each class, named by wnid (n01440764/...) or as the model's labels", _folder_per_class, _class_items, _indices
+        "a folder for each class, named by wnid (n01440764/...) or as the model's labels",
+        _folder_per_class, _class_items, _indices,
     ),
 }  # fmt: skip
 """Every layout by name, in the order in which they are tried."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from classlens.evaluate import metrics
 from classlens.evaluate.plan import Part, planned_grids
@@ -110,17 +113,33 @@ def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) ->
 def _profile(worker: Worker, images: Tensor | None, method: str, seed: int) -> list[tuple[str, float]]:
     if images is None:
         return []
-    from torch.profiler import ProfilerActivity, profile
-
     targets = worker.network.forward(images).argmax(1, keepdim=True).cpu()
     try:
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with _OpTimes() as times:
             worker.network.maps(worker.network.record(images), targets, method, seed)
     except Exception:  # a method that cannot serve this network has no slowest operation
         return []
-    events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    total = sum(event.self_cpu_time_total for event in events) or 1
-    return [(event.key, round(event.self_cpu_time_total / total, 4)) for event in events[:_OPS]]
+    total = sum(times.seconds.values()) or 1.0
+    slowest = sorted(times.seconds.items(), key=lambda entry: -entry[1])
+    return [(name, round(seconds / total, 4)) for name, seconds in slowest[:_OPS]]
+
+
+class _OpTimes(TorchDispatchMode):
+    """Seconds by operation of everything that runs inside, gradients included.
+
+    torch's own profiler writes to stderr, which belongs to the progress bar.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begun = time.perf_counter()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.seconds[str(func.overloadpacket).removeprefix("aten.")] += time.perf_counter() - begun
 
 
 def _first_image(worker: Worker, part: Part) -> Tensor | None:

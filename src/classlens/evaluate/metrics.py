@@ -36,7 +36,9 @@ def metrics(config: Config) -> tuple[Metric, ...]:
     """The columns of a test's table."""
     if config.test == "perturbation":
         return tuple(
-            Metric(f"{direction} AUC, {against}", +1 if direction == "negative" else -1, _area(direction, against), scale=1)
+            Metric(
+                f"{direction} AUC, {against}", +1 if direction == "negative" else -1, _area(direction, against), scale=1
+            )
             for against in ("accuracy", "agreement")
             for direction in perturbation.DIRECTIONS
         )
@@ -78,7 +80,7 @@ def image_scores(config: Config, rows: pa.Table) -> NDArray[np.float64]:
     if config.test == "perturbation":
         least = np.array(rows["negative_probability"].to_pylist(), float).reshape(len(rows), -1).mean(1)
         most = np.array(rows["positive_probability"].to_pylist(), float).reshape(len(rows), -1).mean(1)
-        return (1 + least - most) / 2
+        return np.asarray((1 + least - most) / 2)
     if config.test == "segmentation":
         return floats(rows, "ap_soft")
     if config.test == "pointing":
@@ -114,5 +116,7 @@ def _columns(rows: pa.Table, *names: str) -> Floats:
 
 
 def _overlap(rows: pa.Table) -> Floats:
-    both, either = (np.array(rows[name].to_pylist(), float).reshape(len(rows), -1) for name in ("intersection", "union"))
+    both, either = (
+        np.array(rows[name].to_pylist(), float).reshape(len(rows), -1) for name in ("intersection", "union")
+    )
     return np.concatenate([both, either], 1)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,9 +67,7 @@ class Network:
             raise ModelError("the logits are NaN or infinite; check the weights")
         return tape
 
-    def maps(
-        self, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None
-    ) -> Tensor:
+    def maps(self, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None) -> Tensor:
         """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward. The seed serves methods that draw."""
         chosen, options = resolve(method)
         images = tape.image.tensor.detach()
@@ -92,6 +90,7 @@ def framed(preprocess: Preprocess, frame: str) -> Preprocess:
 
 
 def input_size(preprocess: Preprocess) -> tuple[int, int]:
+    """(height, width) of what the preprocessing gives."""
     size = preprocess.crop or preprocess.resize or _DEFAULT_SIDE
     return (size, size) if isinstance(size, int) else size
 
@@ -156,7 +155,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._stages: list[str] = []
         self._since = 0.0
 
@@ -172,11 +171,11 @@ class Stopwatch:
 
     def take(self) -> dict[str, float]:
         """What has gathered since the last call."""
-        taken, self._seconds = dict(self._seconds), Counter()
-        return taken
+        taken, self._seconds = self._seconds, defaultdict(float)
+        return dict(taken)
 
     def _switch(self) -> None:
         now = time.perf_counter()
         if self._stages:
-            self._seconds[self._stages[-1]] += now - self._since  # type: ignore[assignment]
+            self._seconds[self._stages[-1]] += now - self._since
         self._since = now

@@ -133,7 +133,9 @@ def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
 def _check(tests: Sequence[str], settings: Settings, dataset: Dataset, items: Sequence[Item], worker: Worker) -> None:
     if "segmentation" in tests and not dataset.has_masks:
         layouts = ", ".join(name for name in LAYOUTS if name != "imagenet")
-        raise DataError(f"segmentation needs masks, and {dataset.name} ({dataset.layout}) has none; layouts with: {layouts}")
+        raise DataError(
+            f"segmentation needs masks, and {dataset.name} ({dataset.layout}) has none; layouts with: {layouts}"
+        )
     target = "perturbation" in tests and settings.explain == "target"
     if target and all(worker.label(item) is None for item in items):
         raise DataError(f"--explain target needs labels that the model knows, and {dataset.name} has none")

@@ -66,7 +66,9 @@ class Store:
         for test in dict.fromkeys(row["test"] for row in rows):
             chosen = [row for row in rows if row["test"] == test]
             keys = json.dumps([[row[name] for name in KEY] for row in chosen])
-            self._write(test, hashlib.sha256(keys.encode()).hexdigest()[:24], pa.Table.from_pylist(chosen, SCHEMAS[test]))
+            self._write(
+                test, hashlib.sha256(keys.encode()).hexdigest()[:24], pa.Table.from_pylist(chosen, SCHEMAS[test])
+            )
 
     def read(self, test: str) -> pa.Table:
         """All rows of a test, each key once, in a fixed order."""

@@ -39,10 +39,11 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     """Read the rows that the command asked for, and write all files."""
     model = worker.network.id
     results = collect(store, plan, settings, model)
-    built = tuple(tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results)
+    built = [tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results]
     skipped = _skipped(store, plan, model)
     notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
     panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in curves.panels(table, rows)]
+    built = [table for table in built if table.metrics]
     drawing = _png(curves.draw(panels, settings.methods))
     timing = _timing(store, model, settings.methods)
     text = _markdown(model, settings, built, notes, skipped, timing)
@@ -55,7 +56,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     ops = gallery.slowest_ops(worker, plan.parts[0], settings, store) if plan.parts else {}
     page = _page(model, settings, built, notes, skipped, timing, drawing, shown, ops, store)
     files.append(store.write_text("report.html", page))
-    return Report(model, built, notes, tuple(files))
+    return Report(model, tuple(built), notes, tuple(files))
 
 
 def collect(store: Store, plan: Plan, settings: Settings, model: str) -> list[tuple[Part, Config, Rows]]:
@@ -172,8 +173,8 @@ def _page(
         _list(f"Skipped ({len(skipped)})", [_skipped_text(row) for row in skipped]),
         _details("Manifest", (store.root / "manifest.json")),
     ]
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>classlens evaluate</title>{_STYLE}"
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(sections)}</body></html>\n"
+    head = "<meta charset=utf-8><meta name=viewport content='width=device-width'><title>classlens evaluate</title>"
+    return f"<!doctype html><html lang=en><head>{head}{_STYLE}</head><body>{''.join(sections)}</body></html>\n"
 
 
 def _gallery(shown: Sequence[gallery.Shown]) -> str:
@@ -185,8 +186,9 @@ def _gallery(shown: Sequence[gallery.Shown]) -> str:
         figures += [_figure(png, f"{method} {score:.2f}") for method, (score, png) in dispute.maps.items()]
         blocks.append(f"<h4>{escape(dispute.caption)}</h4><div class=row>{''.join(figures)}</div>")
     remark = (
-        "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: AP "
-        "(soft), the share in the right cell, or by how much the class's probability depends on the order of removal."
+        "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: "
+        "AP (soft), the share in the right cell, or by how much the class's probability depends on the order in which "
+        "pixels are removed."
     )
     return f"<h2>Where the methods disagree most</h2><p>{remark}</p>{''.join(blocks)}"
 
@@ -194,20 +196,22 @@ def _gallery(shown: Sequence[gallery.Shown]) -> str:
 def _costs(timing: Mapping[str, float], ops: Mapping[str, Sequence[tuple[str, float]]]) -> str:
     if not timing and not ops:
         return ""
-    rows = "".join(
-        f"<tr><th>{escape(method)}</th><td>{f'{timing[method]:.2f}' if method in timing else '–'}</td>"
-        f"<td class=left>{', '.join(f'{escape(name)} {100 * share:.0f} %' for name, share in ops.get(method, ()))}</td></tr>"
-        for method in {**timing, **ops}
-    )
+    rows = []
+    for method in {**timing, **ops}:
+        seconds = f"{timing[method]:.2f}" if method in timing else "–"
+        slowest = ", ".join(f"{escape(name)} {100 * share:.0f} %" for name, share in ops.get(method, ()))
+        rows.append(f"<tr><th>{escape(method)}</th><td>{seconds}</td><td class=left>{slowest}</td></tr>")
+    heads = "<th>method</th><th>seconds a picture</th><th class=left>slowest operations</th>"
     return (
         "<h2>Time and slowest operations</h2><p>Measured on one picture, by the operation's own time.</p>"
-        "<div class=wide><table><thead><tr><th>method</th><th>seconds a picture</th><th>slowest operations</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
 def _list(heading: str, lines: Sequence[str]) -> str:
-    return f"<h2>{escape(heading)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+    return (
+        f"<h2>{escape(heading)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+    )
 
 
 def _details(heading: str, file: Path) -> str:
@@ -216,7 +220,8 @@ def _details(heading: str, file: Path) -> str:
 
 
 def _figure(png: bytes, caption: str) -> str:
-    return f"<figure><img alt='{escape(caption, quote=True)}' src='{_data_uri(png)}'><figcaption>{escape(caption)}</figcaption></figure>"
+    text = escape(caption, quote=True)
+    return f"<figure><img alt='{text}' src='{_data_uri(png)}'><figcaption>{text}</figcaption></figure>"
 
 
 def _data_uri(png: bytes) -> str:
@@ -236,7 +241,7 @@ h3 { font-size: 1.05rem; margin-bottom: .2rem } h4 { font-weight: 500; margin: 1
 p { color: #444; margin-top: .2rem } .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap }
-tbody th, thead th:first-child, td.left, thead th:last-child:nth-child(3) { text-align: left }
+tbody th, thead th:first-child, .left { text-align: left !important }
 tbody th { font-weight: 500 } td small { color: #777 } td.best { background: #fdf3d3; font-weight: 600 }
 .curves { width: 100%; max-width: 1150px } .row { display: flex; gap: .5rem; flex-wrap: wrap }
 figure { margin: 0; font-size: .8rem } figure img { width: 130px; display: block; border-radius: 3px }

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +22,7 @@ from classlens.evaluate import report
 from classlens.evaluate.datasets import data_hash
 from classlens.evaluate.plan import Plan, grid_work, image_work, make_plan
 from classlens.evaluate.records import Store
-from classlens.evaluate.settings import Settings, as_json
+from classlens.evaluate.settings import Settings
 from classlens.evaluate.shards import Shard
 from classlens.evaluate.worker import Batch, Result, Worker
 
@@ -82,7 +83,8 @@ def run(
     `cluster` is None (this process), "local" (Ray on this machine) or the address of a Ray cluster.
     """
     begun = time.perf_counter()
-    worker = Worker(settings)
+    # On a cluster the GPUs are elsewhere: here the model only says what it is.
+    worker = Worker(replace(settings, device="cpu") if cluster else settings)
     plan = make_plan(settings, worker)
     store = Store(out)
     entry = _manifest(settings, worker, plan, command, cluster)
@@ -165,7 +167,7 @@ def _manifest(
             for part in plan.parts
         ],
         "configs": {c.hash: c.to_json() for part in plan.parts for c in (*part.tests, *part.grids)},
-        "settings": as_json(settings),
+        "settings": asdict(settings),
         "notes": list(plan.notes),
     }
 
@@ -196,7 +198,10 @@ def _revision() -> str | None:
     """The git revision of this package, if it runs from a checkout (and not from inside someone else's)."""
     folder = Path(__file__).parent
     try:
-        for arguments in (("ls-files", "--error-unmatch", "../errors.py"), ("describe", "--always", "--dirty", "--abbrev=40")):
+        for arguments in (
+            ("ls-files", "--error-unmatch", "../errors.py"),
+            ("describe", "--always", "--dirty", "--abbrev=40"),
+        ):
             done = subprocess.run(
                 ("git", "-C", str(folder), *arguments), capture_output=True, text=True, timeout=10, check=True
             )

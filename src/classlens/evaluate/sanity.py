@@ -5,6 +5,8 @@
 - Logit randomisation (Sixt et al. 2020): another class must give another map.
 
 Maps are compared by SSIM, by rank correlation and by their gradients' orientations (HOG). 1 is the same, 0 unlike.
+A map and its negative count as the same: LRP's maps of a class with a negative logit are those of another class turned
+round, and must not pass for specific.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ _CELL = 16
 
 
 def similarities(a: Tensor, b: Tensor) -> Tensor:
-    """Two batches of maps (B,H,W) -> (B,3): SSIM, rank correlation, HOG similarity."""
-    return torch.stack([ssim(unit(a), unit(b)), rank_correlation(a, b), hog_similarity(unit(a), unit(b))], 1)
+    """Two batches of maps (B,H,W) -> (B,3): SSIM, rank correlation, HOG similarity; up to the maps' sign."""
+    first, second = unit(a), unit(b)
+    structure = torch.maximum(ssim(first, second), ssim(first, -second))
+    return torch.stack([structure, rank_correlation(a, b).abs(), hog_similarity(first, second)], 1)
 
 
 def unit(maps: Tensor) -> Tensor:
@@ -47,7 +51,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     var_b = unbiased * (_windowed(b * b) - mean_b**2)
     covariance = unbiased * (_windowed(a * b) - mean_a * mean_b)
     likeness = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
-    return (likeness / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean((1, 2))
+    index: Tensor = likeness / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    return index.mean((1, 2))
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
@@ -82,9 +87,7 @@ def layers(model: nn.Module, tape: Tape) -> list[str]:
     return sorted(own, key=lambda name: first.get(name, last))
 
 
-def cascade(
-    model: nn.Module, names: Sequence[str], seed: int, stages: Sequence[float] = STAGES
-) -> Iterator[nn.Module]:
+def cascade(model: nn.Module, names: Sequence[str], seed: int, stages: Sequence[float] = STAGES) -> Iterator[nn.Module]:
     """A copy of the model with more and more layers randomised, from the top; the same object, stage by stage.
 
     Each tensor's values are shuffled: what was learnt is gone, while their sizes stay, so that activations neither

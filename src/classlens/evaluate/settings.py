@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -94,7 +94,9 @@ def configs(settings: Settings, test: str, multi_label: bool = False) -> tuple[C
     common = (("frame", settings.frame), ("seed", settings.seed))
     if test == "perturbation":
         return tuple(
-            Config(test, (("fill", fill), ("explain", settings.explain), ("fractions", perturbation.FRACTIONS), *common))
+            Config(
+                test, (("fill", fill), ("explain", settings.explain), ("fractions", perturbation.FRACTIONS), *common)
+            )
             for fill in settings.fills
         )
     if test == "segmentation":
@@ -126,10 +128,6 @@ def split_methods(text: str) -> tuple[str, ...]:
         else:
             parts[-1] += letter
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
-def as_json(settings: Settings) -> dict[str, Any]:
-    return asdict(settings)
 
 
 def _one_of(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -80,7 +80,13 @@ def image_shards(
 
 
 def grid_shards(
-    data: int, grids: Sequence[Grid], items: Mapping[str, Item], test: Config, methods: Sequence[str], done: Done, size: int
+    data: int,
+    grids: Sequence[Grid],
+    items: Mapping[str, Item],
+    test: Config,
+    methods: Sequence[str],
+    done: Done,
+    size: int,
 ) -> list[GridShard]:
     """Batches of grids, fewer at once the more cells (and so classes) each has."""
     rows, columns = cells(test["shape"])

@@ -1,7 +1,7 @@
 """Numbers with their uncertainty: a metric of many pictures, and its 95 % bootstrap interval.
 
-    >>> estimate(np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), ratio).value
-    0.75
+>>> estimate(np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), ratio).value
+0.75
 """
 
 from __future__ import annotations
@@ -77,4 +77,5 @@ def _by_group(columns: Floats, groups: NDArray[Any]) -> Floats:
 
 def _divide(top: Floats, bottom: Floats) -> Floats:
     top, bottom = np.asarray(top, float), np.asarray(bottom, float)
-    return np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0)
+    result: Floats = np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0)
+    return result

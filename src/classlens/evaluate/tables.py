@@ -67,28 +67,28 @@ def title(config: Config) -> str:
 def _remark(config: Config) -> str:
     if config.test == "perturbation":
         return (
-            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, more is "
-            "better; positive: most relevant first, less is better. Accuracy is against the label, agreement with "
+            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, more "
+            "is better; positive: most relevant first, less is better. Accuracy is against the label, agreement with "
             "the unperturbed prediction."
         )
     if config.test == "segmentation" and config["reading"] == "multi-label":
         return (
-            f"Maps of the classes predicted with more than {config['threshold']} against the mask's classes, in per cent. "
-            "AP (soft): the raw map of every class that is there, without a threshold."
+            f"Maps of the classes predicted with more than {config['threshold']} against the mask's classes, in per "
+            "cent. AP (soft): the raw map of every class that is there, without a threshold."
         )
     if config.test == "segmentation":
         return (
-            "The map of the likeliest class against all objects of the mask, in per cent. Paper: positive part of signed "
-            "maps, above the mean for unsigned ones; its mAP follows from the pixel accuracy alone. Soft: the raw map, "
-            "without a threshold."
+            "The map of the likeliest class against all objects of the mask, in per cent. Paper: positive part of "
+            "signed maps, above the mean for unsigned ones; its mAP follows from the pixel accuracy alone. Soft: the "
+            "raw map, without a threshold."
         )
     if config.test == "pointing":
         rows, columns = pointing.cells(config["shape"])
         return f"In per cent. Chance is {100 / (rows * columns):.1f}."
     return (
-        "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with the map of "
-        "another class. A method that ignores the network, or the class, is near 1. Read it with the other tests: a "
-        "random map passes this one."
+        "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with the "
+        "map of another class, signs aside. A method that ignores the network, or the class, is near 1. Read it with "
+        "the other tests: a random map passes this one."
     )
 
 
@@ -106,10 +106,12 @@ def cell(found: Estimate) -> str:
 
 
 def headings(table: Table) -> list[str]:
+    """The first line: an arrow says whether more or less is better."""
     return ["method", *(f"{metric.name} {_ARROWS[metric.better]}" for metric in table.metrics), "n"]
 
 
 def counts(table: Table, method: str) -> str:
+    """From how many pictures a row is."""
     return str(max((found.n for found in table.rows[method]), default=0))
 
 
@@ -121,9 +123,7 @@ def markdown(tables: Sequence[Table]) -> str:
         lines = [f"### {table.title}: {table.data}", "", table.remark, ""]
         lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         for method, found in table.rows.items():
-            values = [
-                f"**{cell(value)}**" if method in table.best(i) else cell(value) for i, value in enumerate(found)
-            ]
+            values = [f"**{cell(value)}**" if method in table.best(i) else cell(value) for i, value in enumerate(found)]
             lines.append(f"| {' | '.join([method, *values, counts(table, method)])} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
@@ -163,7 +163,8 @@ def html(table: Table) -> str:
     body = []
     for method, found in table.rows.items():
         cells = "".join(
-            f"<td{' class=best' if method in table.best(i) else ''}>{_html_cell(value)}</td>" for i, value in enumerate(found)
+            f"<td{' class=best' if method in table.best(i) else ''}>{_html_cell(value)}</td>"
+            for i, value in enumerate(found)
         )
         body.append(f"<tr><th>{escape(method)}</th>{cells}<td>{counts(table, method)}</td></tr>")
     return (

@@ -16,7 +16,14 @@ from classlens.capture import Tape
 from classlens.errors import ClasslensError, ImageError, ModelError
 from classlens.evaluate import perturbation, pointing, sanity, segmentation
 from classlens.evaluate.datasets import (
-    IGNORE, VOC_CLASSES, Dataset, Item, Mask, label_index, open_dataset, voc_outputs,
+    IGNORE,
+    VOC_CLASSES,
+    Dataset,
+    Item,
+    Mask,
+    label_index,
+    open_dataset,
+    voc_outputs,
 )  # fmt: skip
 from classlens.evaluate.network import Network, Stopwatch, images_per_forward
 from classlens.evaluate.pointing import Grid
@@ -193,11 +200,9 @@ class Worker:
             except Exception as error:  # whatever a method does on a network it was not made for
                 maps, failed = self._maps_one_by_one(batch, targets, method, seed, error)
             finite = torch.isfinite(maps).flatten(1).all(1)
-        return torch.nan_to_num(maps), {row: _NOT_FINITE for row in (~finite).nonzero()[:, 0].tolist()} | failed
+        return torch.nan_to_num(maps), dict.fromkeys((~finite).nonzero()[:, 0].tolist(), _NOT_FINITE) | failed
 
-    def _maps_one_by_one(
-        self, batch: Batch, targets: Tensor, method: str, seed: int, error: Exception
-    ) -> Maps:
+    def _maps_one_by_one(self, batch: Batch, targets: Tensor, method: str, seed: int, error: Exception) -> Maps:
         """One bad image must not cost its neighbours their maps."""
         maps = torch.zeros(*targets.shape, *batch.images.shape[2:])
         if len(targets) == 1:
@@ -434,7 +439,9 @@ def _explains_label(tests: Sequence[Config]) -> bool:
 
 def _count(shard: Shard, method: str, *tests: str) -> int:
     """Rows that a method lacks for these tests (or for all)."""
-    return sum(len(names) for (name, c), names in shard.todo.items() if name == method and (not tests or c.test in tests))
+    return sum(
+        len(names) for (name, c), names in shard.todo.items() if name == method and (not tests or c.test in tests)
+    )
 
 
 def _classes_in(mask: Mask | None) -> set[int]:

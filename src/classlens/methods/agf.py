@@ -72,6 +72,114 @@ def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
     return Result(maps, balance(sweep, streams.start), tuple(sweep.notes), layers)
 
 
+# ------------------------------------------------------------------------------------------------------ balanced
+
+SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
+RESIDUAL = 0.2  # lambda: the residual's size beside P
+RESIDUAL_FROM_STRIDE = 16  # the residual enters where feature maps are at least 16 times smaller than the image
+
+
+@method(
+    "agf",
+    family="attribution-guided factorisation",
+    summary="balanced AGF: our rule, for modern networks too",
+    class_specific=True, signed=True, conserves=True, paper=PAPER,
+)  # fmt: skip
+def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
+    """The paper's terms with each layer's energies in balance.
+
+    At every convolution P = (1 - mu) C + mu A, with |b| beside |W| * |x| in C's denominator: what a bias caused
+    stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
+    to lambda times P's magnitude before it is added.
+    """
+    tape = fold_batchnorm(case.tape)
+    first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
+    convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
+    deep = {
+        n for n in convs if output_stride(linear_map(n).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
+    } if not {"Fx", "Fdx", "M"} <= dropped else set()  # fmt: skip
+    streams = open_streams(case, tape, deep)
+    on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
+    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
+    with_bias = functools.partial(_with_bias, streams=streams)
+
+    def choose(node: Node) -> Rule:
+        if node in first:
+            return _at_the_image
+        if node in balanced:
+            return balanced[node]
+        return with_bias if node.op in LINEAR_OPS else rule_for(node)
+
+    watch = None if streams.trace is None else functools.partial(_watch, streams)
+    sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
+    return finish(streams, sweep, sweep.relevance)
+
+
+def _at_the_image(node: Node, relevance: Tensor) -> Shares:
+    """z^B, then the checkerboard of a strided first layer taken out."""
+    layer = linear_map(node)
+    share = boxed(layer, relevance)
+    if layer.x.dim() == 4:
+        share = terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool))
+    return only_input(node, layer.value, share)
+
+
+def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
+    """C = G(|x|, |W|, R), in which the bias takes part."""
+    layer = linear_map(node)
+    per_unit, bias_share = _per_unit(layer, relevance)
+    streams.ledger.absorb(bias_share)
+    return only_input(node, layer.value, layer.x.abs() * layer.adjoint(per_unit, layer.weight.abs()))
+
+
+def _per_unit(layer: LinearMap, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """R / (|W| |x| + |b|), and what of R falls to |b|."""
+    z = layer.forward(layer.x.abs(), layer.weight.abs())
+    if layer.bias is None:
+        return divide(relevance, z), relevance.new_zeros(*relevance.shape[:2], 1)
+    size = layer.bias.abs()
+    per_unit = divide(relevance, z + size)
+    return per_unit, per_unit * size
+
+
+def _balanced(
+    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, deep: bool
+) -> Shares:
+    layer = linear_map(node)
+    x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
+    active = x != 0
+    mu = 0.0 if "A" in dropped else SHARE_OF_A
+    per_unit, bias_share = _per_unit(layer, relevance)
+    # C and A use the same |W|: one adjoint on a stacked batch.
+    agnostic_z = layer.forward(torch.ones_like(x[:1]), w)
+    both = layer.adjoint(torch.cat([per_unit, divide(relevance, agnostic_z)]), w)
+    c, a = x * both[:classes], both[classes:]
+    a_kept = a * active  # a unit that is off is no evidence
+    streams.ledger.absorb(bias_share, 1 - mu)
+    streams.ledger.absorb(a - a_kept, mu)
+    phi = (1 - mu) * c + mu * a_kept
+    streams.note(node, C=c, A=a_kept)
+    if deep:
+        phi = _with_residual(node, c, phi, streams, dropped, residual)
+    if _halves(node):
+        phi = terms.smoothed(phi, active)
+    return only_input(node, layer.value, phi)
+
+
+def _with_residual(
+    node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None
+) -> Tensor:
+    """phi + lambda q, q = F_dx + gate(C) (F_x + M)."""
+    q = _residual(node, c, streams, terms.RELEASE, dropped, residual)
+    return terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
+
+
+def _halves(node: Node) -> bool:
+    """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
+    sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
+    return any(before > 1 and 2 * after <= before + 1 for before, after in sizes)
+
+
 # ------------------------------------------------------------------------------------- paper and released code
 
 
@@ -243,111 +351,3 @@ def _residual(
     streams.note(node, F_x=f_x, F_dx=f_dx, M=m, gradient=gradient)
     gate = 1.0 if "gate" in dropped else torch.sigmoid(c)
     return f_dx + (f_x + m) * gate
-
-
-# ------------------------------------------------------------------------------------------------------ balanced
-
-SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
-RESIDUAL = 0.2  # lambda: the residual's size beside P
-RESIDUAL_FROM_STRIDE = 16  # the residual enters where feature maps are at least 16 times smaller than the image
-
-
-@method(
-    "agf",
-    family="attribution-guided factorisation",
-    summary="balanced AGF: our rule, for modern networks too",
-    class_specific=True, signed=True, conserves=True, paper=PAPER,
-)  # fmt: skip
-def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
-    """The paper's terms with each layer's energies in balance.
-
-    At every convolution P = (1 - mu) C + mu A, with |b| beside |W| * |x| in C's denominator: what a bias caused
-    stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
-    to lambda times P's magnitude before it is added.
-    """
-    tape = fold_batchnorm(case.tape)
-    first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
-    convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
-    deep = {
-        n for n in convs if output_stride(linear_map(n).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
-    } if not {"Fx", "Fdx", "M"} <= dropped else set()  # fmt: skip
-    streams = open_streams(case, tape, deep)
-    on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
-    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
-    with_bias = functools.partial(_with_bias, streams=streams)
-
-    def choose(node: Node) -> Rule:
-        if node in first:
-            return _at_the_image
-        if node in balanced:
-            return balanced[node]
-        return with_bias if node.op in LINEAR_OPS else rule_for(node)
-
-    watch = None if streams.trace is None else functools.partial(_watch, streams)
-    sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
-    return finish(streams, sweep, sweep.relevance)
-
-
-def _at_the_image(node: Node, relevance: Tensor) -> Shares:
-    """z^B, then the checkerboard of a strided first layer taken out."""
-    layer = linear_map(node)
-    share = boxed(layer, relevance)
-    if layer.x.dim() == 4:
-        share = terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool))
-    return only_input(node, layer.value, share)
-
-
-def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
-    """C = G(|x|, |W|, R), in which the bias takes part."""
-    layer = linear_map(node)
-    per_unit, bias_share = _per_unit(layer, relevance)
-    streams.ledger.absorb(bias_share)
-    return only_input(node, layer.value, layer.x.abs() * layer.adjoint(per_unit, layer.weight.abs()))
-
-
-def _per_unit(layer: LinearMap, relevance: Tensor) -> tuple[Tensor, Tensor]:
-    """R / (|W| |x| + |b|), and what of R falls to |b|."""
-    z = layer.forward(layer.x.abs(), layer.weight.abs())
-    if layer.bias is None:
-        return divide(relevance, z), relevance.new_zeros(*relevance.shape[:2], 1)
-    size = layer.bias.abs()
-    per_unit = divide(relevance, z + size)
-    return per_unit, per_unit * size
-
-
-def _balanced(
-    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, deep: bool
-) -> Shares:
-    layer = linear_map(node)
-    x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
-    active = x != 0
-    mu = 0.0 if "A" in dropped else SHARE_OF_A
-    per_unit, bias_share = _per_unit(layer, relevance)
-    # C and A use the same |W|: one adjoint on a stacked batch.
-    agnostic_z = layer.forward(torch.ones_like(x[:1]), w)
-    both = layer.adjoint(torch.cat([per_unit, divide(relevance, agnostic_z)]), w)
-    c, a = x * both[:classes], both[classes:]
-    a_kept = a * active  # a unit that is off is no evidence
-    streams.ledger.absorb(bias_share, 1 - mu)
-    streams.ledger.absorb(a - a_kept, mu)
-    phi = (1 - mu) * c + mu * a_kept
-    streams.note(node, C=c, A=a_kept)
-    if deep:
-        phi = _with_residual(node, c, phi, streams, dropped, residual)
-    if _halves(node):
-        phi = terms.smoothed(phi, active)
-    return only_input(node, layer.value, phi)
-
-
-def _with_residual(
-    node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None
-) -> Tensor:
-    """phi + lambda q, q = F_dx + gate(C) (F_x + M)."""
-    q = _residual(node, c, streams, terms.RELEASE, dropped, residual)
-    return terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
-
-
-def _halves(node: Node) -> bool:
-    """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
-    sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
-    return any(before > 1 and 2 * after <= before + 1 for before, after in sizes)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from classlens.capture import Tape, Value
 from classlens.errors import MethodError
-from classlens.methods.inputs import is_release
-from classlens.methods.registry import Case, Result, method
+from classlens.methods.inputs import whole
+from classlens.methods.registry import Case, Result, is_release, method
 from classlens.rules.generic import divide
 from classlens.rules.linear import LINEAR_OPS
 
@@ -99,6 +99,7 @@ def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int
 
     `shallower=n` takes the first map with at least n weight layers between it and that one.
     """
+    whole(0, shallower=shallower)
     if layer is not None:
         return _read(case, cotangents, _named(case, layer))
     cuts = spatial_cuts(case.tape)

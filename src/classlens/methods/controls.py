@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.methods.inputs import at_least_one, generator
+from classlens.methods.inputs import above_zero, generator, whole
 from classlens.methods.registry import Case, Result, method
 
 
@@ -25,7 +25,7 @@ def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
     source = generator(seed)
     if cells is None:
         return _for_each_class(case, torch.randn(1, height, width, generator=source))
-    at_least_one(cells=cells)
+    whole(1, cells=cells)
     coarse = torch.randn(1, 1, cells, cells, generator=source)
     return _for_each_class(case, F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)[0])
 
@@ -36,6 +36,7 @@ def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
 )  # fmt: skip
 def centre(case: Case, sigma: float = 0.25) -> Result:
     """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the picture."""
+    above_zero(sigma=sigma)
     v, u = (
         torch.exp(-(((torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5) ** 2) / (2 * sigma**2))
         for side in case.images.shape[2:]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from classlens.capture import Node, fold_batchnorm
 from classlens.capture.fold import batchnorm_affine
-from classlens.errors import MethodError
-from classlens.methods.registry import Balance, Case, Result, method
+from classlens.methods.registry import Balance, Case, Result, is_release, method
 from classlens.rules.linear import LINEAR_OPS, linear_map
 
 
@@ -42,8 +41,7 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     The report's balance is this sum: `started` the logit, `arrived` what input and biases add up to. Corrected:
     every image is scaled on its own, and biases of dense layers count (evenly over the image).
     """
-    if variant not in ("default", "release"):
-        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+    with_dense = not is_release(variant)
     tape = fold_batchnorm(case.tape)
     biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
     gradients = tape.gradients(case.one_hot(), [tape.image, *(value for value, _ in biased)])
@@ -54,7 +52,7 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     for value, bias in biased:
         share = gradients[value] * bias
         explained = explained + _sum(share)
-        if value.tensor.dim() == 4 or variant == "default":
+        if value.tensor.dim() == 4 or with_dense:
             total = total + _as_map(spread(share), size)
     logit = case.tape.logits.gather(1, case.targets).double().cpu()
     balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())

@@ -16,17 +16,16 @@ from torch import Tensor
 from classlens.methods.inputs import (
     Baseline,
     asked,
-    at_least_one,
-    baseline,
-    baselines,
     generator,
     gradients_at,
-    is_release,
     logits_at,
     normal_noise,
+    whole,
 )
+from classlens.methods.inputs import baseline as make_baseline
+from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.progress import ticker, track
-from classlens.methods.registry import Balance, Case, Result, method
+from classlens.methods.registry import Balance, Case, Result, is_release, method
 
 _TOGETHER = 8  # images that go through the network at once
 
@@ -38,7 +37,7 @@ def summed(relevance: Tensor) -> Tensor:
 
 def completeness(difference: Tensor, maps: Tensor) -> Balance:
     """Whether the maps add up to the difference of logits (B,K) that they explain."""
-    difference, flat = difference.cpu(), maps.detach().double().flatten(2).cpu()
+    flat = maps.detach().cpu().double().flatten(2)
     size = torch.maximum(flat.abs().sum(2), difference.abs())
     return Balance(difference, flat.sum(2), torch.zeros_like(difference), size)
 
@@ -92,17 +91,14 @@ def integrated_gradients(
     The report's balance is its completeness: the map sums to y(x) - y(x0) as far as `steps` suffice. The release
     does not multiply by x - x0 and shows magnitudes.
     """
-    at_least_one(steps=steps)
+    whole(1, steps=steps)
     if is_release(variant):
         return Result(released_path(case).abs().sum(2).transpose(0, 1))
-    start = _baseline(case.images, baseline, seed)
+    start = make_baseline(case.images, baseline, seed)
     maps = summed(_on_the_path(case, start, steps))
     with torch.no_grad():
         difference = asked(case.tape.logits, case.targets) - asked(logits_at(case, start), case.targets)
     return Result(maps, completeness(difference, maps))
-
-
-_baseline = baseline  # the option of the same name hides it
 
 
 def released_path(case: Case) -> Tensor:
@@ -149,9 +145,9 @@ def gradient_shap(
     `noise` is the deviation of normal noise added to x, in the network's units. The balance compares the map's sum
     with the mean logit difference to the baselines; it closes as the samples grow.
     """
-    at_least_one(samples=samples)
+    whole(1, samples=samples)
     source, images = generator(seed), case.images.detach()
-    starts = _baselines(images, baselines, seed)[:samples]
+    starts = make_baselines(images, baselines, seed)[:samples]
     # One number from each of `samples` equal parts of [0,1]: as random, and less scattered.
     fractions = (torch.arange(samples) + torch.rand(samples, generator=source)) / samples
     order = torch.randperm(samples, generator=source)
@@ -167,9 +163,6 @@ def gradient_shap(
     return Result(maps, completeness(asked(case.tape.logits, case.targets) - used, maps))
 
 
-_baselines = baselines
-
-
 # ------------------------------------------------------------------------------------------------------- over noise
 
 
@@ -183,7 +176,7 @@ def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0
 
     The release sets the deviation to s^2 with s = 4 / (largest - smallest value), so flat images get more of it.
     """
-    at_least_one(samples=samples)
+    whole(1, samples=samples)
     images, source = case.images.detach(), generator(seed)
     spread = images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True)
     deviation = (4 / spread) ** 2 if is_release(variant) else noise * spread

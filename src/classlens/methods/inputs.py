@@ -56,8 +56,8 @@ def precise(images: Tensor) -> torch.dtype:
 
 
 def asked(logits: Tensor, targets: Tensor) -> Tensor:
-    """The asked classes' logits (B,K), float64."""
-    return logits.detach().double().gather(1, targets)
+    """The asked classes' logits (B,K), float64 on the CPU: some devices have no float64."""
+    return logits.detach().cpu().double().gather(1, targets.cpu())
 
 
 # ------------------------------------------------------------------------------------------------------- randomness
@@ -65,6 +65,7 @@ def asked(logits: Tensor, targets: Tensor) -> Tensor:
 
 def generator(seed: int) -> torch.Generator:
     """On the CPU, so that a seed means the same numbers on every device."""
+    whole(0, seed=seed)
     return torch.Generator().manual_seed(seed)
 
 
@@ -137,15 +138,15 @@ def baselines(images: Tensor, which: str | Sequence[Baseline], seed: int = 0) ->
     return [baseline(images, part.strip() if isinstance(part, str) else part, seed) for part in parts]
 
 
-def at_least_one(**counts: int) -> None:
+def whole(least: int, **numbers: int) -> None:
     """Refuse `steps=0` and the like, by name."""
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise MethodError(f"{name}={count!r} is not possible; give a whole number from 1")
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < least:
+            raise MethodError(f"{name}={number!r} is not possible; give a whole number from {least}")
 
 
-def is_release(variant: str) -> bool:
-    """Whether the released code's variant is asked for."""
-    if variant not in ("default", "release"):
-        raise MethodError(f"variant={variant!r} is not known; there are default and release")
-    return variant == "release"
+def above_zero(**numbers: float) -> None:
+    """Refuse `sigma=0` and the like, by name."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not number > 0:
+            raise MethodError(f"{name}={number!r} is not possible; give a number above 0")

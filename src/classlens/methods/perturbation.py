@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.methods.inputs import at_least_one, gaussian_blur, generator, logits_at, precise
+from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
 from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Case, Result, method
 
@@ -42,7 +42,8 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
 
     Masked places become 0 in the network's units. All classes share the masked forwards.
     """
-    at_least_one(n_masks=n_masks, cells=cells)
+    whole(1, n_masks=n_masks, cells=cells)
+    above_zero(keep=keep)
     images, (height, width) = case.images.detach(), case.images.shape[2:]
     masks = rise_masks((height, width), n_masks, cells, keep, generator(seed))
     total = torch.zeros(*case.targets.shape, height, width, dtype=precise(images), device=images.device)
@@ -74,7 +75,8 @@ def meaningful_perturbation(
     Eq. 4 with the paper's numbers: Adam, one cell of the mask for `cell` pixels, enlarged and smoothed; the image
     is shifted by up to `jitter` pixels (of 224) at each step.
     """
-    at_least_one(steps=steps, cell=cell)
+    whole(1, steps=steps, cell=cell)
+    whole(0, jitter=jitter)
     height, width = case.images.shape[2:]
     settings = Settings(rate, area, variation, cell, min(height, width) / _PAPER_SIDE)
     reach = round(jitter * settings.scale)
@@ -87,7 +89,7 @@ def meaningful_perturbation(
             for image, targets in zip(case.images.detach().clone().split(1), case.targets, strict=True)
             for target in targets
         ]
-    return Result(torch.cat(removed).reshape(*case.targets.shape, height, width))
+    return Result(torch.cat(removed).clamp(min=0).reshape(*case.targets.shape, height, width))
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def best_mask(
 
 @dataclass
 class Adam:
-    """Kingma, Ba 2015, Alg. 1. (torch.optim would import torch's compiler first, which takes seconds.)"""
+    """Kingma, Ba 2015, Alg. 1; torch.optim would import torch's compiler first, which takes seconds."""
 
     rate: float
     mean: Tensor | float = 0.0

@@ -152,3 +152,10 @@ def check_options(chosen: Method, options: dict[str, Any]) -> None:
         if key not in chosen.options:
             has = f"it has {', '.join(chosen.options)}" if chosen.options else "it has none"
             raise MethodError(f"{chosen.name} has no option {key!r}; {has}")
+
+
+def is_release(variant: str) -> bool:
+    """Whether the released code's variant is asked for."""
+    if variant not in ("default", "release"):
+        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+    return variant == "release"

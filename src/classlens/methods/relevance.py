@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from classlens.capture import Node, Value, fold_batchnorm
-from classlens.errors import MethodError
 from classlens.methods.layers import evidence_at_last, first_layers, last_layers
-from classlens.methods.registry import Case, Result, balance, method
+from classlens.methods.registry import Case, Result, balance, is_release, method
 from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
 from classlens.rules.linear import (
     LINEAR_OPS,
@@ -127,16 +126,10 @@ def _released_box(layer: LinearMap, relevance: Tensor, quotient: Quotient) -> Te
 
 
 def _lrp(alpha: float, variant: str) -> Recipe:
-    if _is_release(variant):
+    if is_release(variant):
         rule = functools.partial(released_alpha_beta, alpha=alpha)
         return Recipe(rule, _released_box, None, RELEASED, released_clone, fold=False, quotient=divide_released)
     return Recipe(functools.partial(positive, alpha=alpha))
-
-
-def _is_release(variant: str) -> bool:
-    if variant not in ("default", "release"):
-        raise MethodError(f"variant={variant!r} is not known; there are default and release")
-    return variant == "release"
 
 
 @method(
@@ -200,7 +193,7 @@ def clrp(case: Case, variant: str = "default") -> Result:
     hot, logits = case.one_hot(), case.tape.logits
     others = logits.shape[1] - 1
     target = hot * logits
-    rest = target.sum(2, keepdim=True) if _is_release(variant) else logits
+    rest = target.sum(2, keepdim=True) if is_release(variant) else logits
     return _contrast(case, target, (1 - hot) * rest / others, variant)
 
 
@@ -255,7 +248,7 @@ def rap(case: Case, variant: str = "default") -> Result:
     """Corrected: linear layers and 1x1 convolutions get the rule of the other convolutions."""
     recipe = (
         Recipe(_released_rap, boxed, None, RELEASED, fold=False, quotient=divide_released)
-        if _is_release(variant)
+        if is_release(variant)
         else Recipe(relative, quotient=divide)
     )
     return sweep(case, from_logit(case), recipe)[1]

@@ -1,0 +1,106 @@
+"""Several methods on the same picture and classes, side by side.
+
+>>> c = compare(m, "photo.jpg", ["tabby", "espresso"], methods=["agf", "gradcam", "lrp"])
+>>> c.figure().savefig("comparison.png")
+>>> c.likeness("lrp")
+0.98
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from classlens.errors import MethodError
+from classlens.explain import Explanation, explain
+from classlens.methods import METHODS, resolve
+from classlens.models.loaded import LoadedModel
+from classlens.targets import Targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ALIKE = 0.9  # correlation from which two classes' maps show the same thing
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What each method says about one picture."""
+
+    explanations: dict[str, Explanation]
+    failures: dict[str, str]  # methods that cannot serve this model, and why
+
+    def likeness(self, method: str) -> float | None:
+        """Mean correlation between the maps of different classes: near 1, the method shows the same whatever is asked.
+
+        None for a single class.
+        """
+        maps = self.explanations[method].maps[0].flatten(1).double()
+        if len(maps) < 2:
+            return None
+        maps = torch.nn.functional.normalize(maps - maps.mean(1, keepdim=True), dim=1)
+        pairs = torch.triu_indices(len(maps), len(maps), offset=1)
+        return float((maps[pairs[0]] * maps[pairs[1]]).sum(1).mean())
+
+    def figure(self) -> Figure:
+        """Rows are classes, columns methods."""
+        from classlens import render
+
+        return render.comparison(self.explanations, self.failures)
+
+
+def compare(
+    model: nn.Module | LoadedModel, image: Any, targets: Targets = None, methods: str | Sequence[str] = "all"
+) -> Comparison:
+    """Explain one image with several methods; "all" takes every method of the registry."""
+    done: dict[str, Explanation] = {}
+    failed: dict[str, str] = {}
+    for name, outcome in comparing(model, image, targets, methods):
+        if isinstance(outcome, Explanation):
+            done[name] = outcome
+        else:
+            failed[name] = str(outcome)
+    return Comparison(done, failed)
+
+
+def comparing(
+    model: nn.Module | LoadedModel, image: Any, targets: Targets, methods: str | Sequence[str]
+) -> Iterator[tuple[str, Explanation | MethodError]]:
+    """The same one by one, for whoever shows progress. A method that cannot serve the model gives its error."""
+    for name in method_names(methods):
+        try:
+            yield name, explain(model, image, targets, name)
+        except MethodError as error:
+            yield name, error
+
+
+def method_names(methods: str | Sequence[str]) -> list[str]:
+    """`all`, or names with commas, or a list; each is checked.
+
+    >>> method_names("agf, agf-release(without=A)")
+    ['agf', 'agf-release(without=A)']
+    """
+    if methods == "all":
+        return list(METHODS)
+    names = _split(methods) if isinstance(methods, str) else list(methods)
+    if not names:
+        raise MethodError("no method was given; write names with commas, or all")
+    for name in names:
+        resolve(name)
+    return list(dict.fromkeys(names))
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
