@@ -68,8 +68,13 @@ class Network:
         return tape
 
     def maps(self, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None) -> Tensor:
-        """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward. The seed serves methods that draw."""
+        """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward.
+
+        The seed serves methods that draw, unless theirs is written: `random(seed=1)`.
+        """
         chosen, options = resolve(method)
+        if "seed" in chosen.options:
+            options.setdefault("seed", seed)
         images = tape.image.tensor.detach()
         case = Case(module or self.module, images, tape, targets.to(images.device))
         with torch.random.fork_rng():

@@ -87,7 +87,7 @@ def scores(maps: Tensor, shape: str) -> tuple[Tensor, Tensor]:
         positive, highest = evidence.clamp(min=0), evidence == evidence.max()
         if positive.any():
             share[k] = positive[inside].sum() / positive.sum()
-            hit[k] = highest[inside].sum() / highest.sum()
+            hit[k] = highest[inside].sum().double() / highest.sum()
     return share, hit
 
 

@@ -72,14 +72,17 @@ def foreground_scores(evidence: Map, mask: Mask, signed: bool) -> Scores:
     return Scores(correct, truth.size, both, either, accuracy, soft)
 
 
-def label_scores(maps: Mapping[int, Map], predicted: set[int], mask: Mask, signed: bool, classes: int) -> Scores:
+def label_scores(
+    maps: Mapping[int, Map], predicted: set[int], mask: Mask, signed: bool, classes: int, scaled: bool = False
+) -> Scores:
     """Maps of several classes (1..classes, as in the mask) against a mask of classes, VOC's protocol (METHOD b4).
 
     `predicted` are the classes the network says are there; the soft score also asks for those that are there.
+    `scaled`: the maps are already brought to one size, and are taken as they are.
     """
     stack = np.zeros((classes + 1, *mask.shape))
     for index in predicted:
-        stack[index] = _unit(maps[index], signed)
+        stack[index] = maps[index] if scaled else _unit(maps[index], signed)
     score = label_softmax(stack, predicted)
     labelled = mask != IGNORE
     truth, guess = mask[labelled], score.argmax(0)[labelled]  # equal scores: the lowest index, background first

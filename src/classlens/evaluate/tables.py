@@ -87,8 +87,7 @@ def _remark(config: Config) -> str:
         return f"In per cent. Chance is {100 / (rows * columns):.1f}."
     return (
         "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with the "
-        "map of another class, signs aside. A method that ignores the network, or the class, is near 1. Read it with "
-        "the other tests: a random map passes this one."
+        "map of another class, signs aside. A method that ignores the network, or the class, is near 1."
     )
 
 

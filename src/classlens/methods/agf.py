@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from classlens.capture import Node, Tape, Value, fold_batchnorm
+from classlens.capture import Node, Tape, Value, folded
 from classlens.errors import MethodError, TargetError
 from classlens.methods.layers import (
     evidence_at_last,
@@ -92,7 +92,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
     to lambda times P's magnitude before it is added.
     """
-    tape = fold_batchnorm(case.tape)
+    tape = folded(case.tape)
     first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
     convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
     deep = {

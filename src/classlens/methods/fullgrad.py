@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.capture import Node, fold_batchnorm
+from classlens.capture import Node, folded
 from classlens.capture.fold import batchnorm_affine
 from classlens.methods.registry import Balance, Case, Result, is_release, method
 from classlens.rules.linear import LINEAR_OPS, linear_map
@@ -42,7 +42,7 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     every image is scaled on its own, and biases of dense layers count (evenly over the image).
     """
     with_dense = not is_release(variant)
-    tape = fold_batchnorm(case.tape)
+    tape = folded(case.tape)
     biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
     gradients = tape.gradients(case.one_hot(), [tape.image, *(value for value, _ in biased)])
     size = (case.images.shape[2], case.images.shape[3])

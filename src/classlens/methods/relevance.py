@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from classlens.capture import Node, Value, fold_batchnorm
+from classlens.capture import Node, Value, folded
 from classlens.methods.layers import evidence_at_last, first_layers, last_layers
 from classlens.methods.registry import Case, Result, balance, is_release, method
 from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
@@ -49,7 +49,7 @@ class Recipe:
 
 def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Tensor, Result]:
     """One sweep from `start`; gives (relevance (K,B,C,H,W), packed result)."""
-    tape = fold_batchnorm(case.tape) if recipe.fold else case.tape
+    tape = folded(case.tape) if recipe.fold else case.tape
     firsts, ledger = first_layers(tape), Ledger()
     quotient = recipe.quotient or ledger.quotient
 

@@ -130,6 +130,8 @@ def _tuple(size: int | tuple[int, ...], n: int) -> tuple[int, ...]:
 def _padding(
     padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...], n: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(padding, tuple) and isinstance(padding[0], tuple):  # padding folded in from its own operation
+        return padding
     if padding == "valid":
         padding = 0
     if padding == "same":

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from classlens.evaluate import records
+from classlens.evaluate.records import Store, config_hash, finished, where
+
+
+def row(image: str, method: str = "agf", share: float = 0.5) -> records.Row:
+    key = {"model": "m", "method": method, "test": "pointing", "data": "d", "image": image, "config": "c"}
+    return key | {"grid": "g", "cell": 0, "explained": 1, "share": share, "hit": 1.0}
+
+
+def test_rows_come_back_in_a_fixed_order(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append([row("b"), row("a", "lrp")])
+    store.append([row("a", share=0.25)])
+    rows = Store(tmp_path).read("pointing").to_pylist()
+    assert [(r["method"], r["image"], r["share"]) for r in rows] == [
+        ("agf", "a", 0.25),
+        ("agf", "b", 0.5),
+        ("lrp", "a", 0.5),
+    ]
+    assert finished(store.read("pointing"))["m", "d", "agf", "c"] == {"a", "b"}
+    assert len(where(store.read("pointing"), method="agf", image=["b", "z"])) == 1
+
+
+def test_writing_the_same_rows_again_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for _ in range(2):
+        store.append([row("a"), row("b")])
+    store.append([row("a")])  # another part, one key twice
+    assert len(list((tmp_path / "rows" / "pointing").iterdir())) == 2
+    assert len(store.read("pointing")) == 2
+
+
+def test_a_part_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.append([row("a")])
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(records.os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        store.append([row("b")])
+    assert len(store.read("pointing")) == 1
+
+
+def test_a_part_cut_short_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append([row("a")])
+    store.append([row("b")])
+    part = sorted((tmp_path / "rows" / "pointing").iterdir())[0]
+    part.write_bytes(part.read_bytes()[:40])
+    assert len(store.read("pointing")) == 1
+
+
+def test_many_parts_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_COMPACT_FROM", 5)
+    store = Store(tmp_path)
+    for i in range(6):
+        store.append([row(str(i))])
+    before = store.read("pointing")
+    store.compact()
+    assert len(list((tmp_path / "rows" / "pointing").iterdir())) == 1
+    assert store.read("pointing").equals(before)
+
+
+def test_half_a_line_of_timings_is_left_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add_timing({"method": "agf"})
+    with (tmp_path / "timings.jsonl").open("a") as file:
+        file.write('{"method": "lr')
+    assert store.timings() == [{"method": "agf"}]
+
+
+def test_the_hash_of_a_config_is_its_content() -> None:
+    assert config_hash({"a": 1, "b": (1, 2)}) == config_hash({"b": [1, 2], "a": 1})
+    assert config_hash({"a": 1}) != config_hash({"a": 2})
