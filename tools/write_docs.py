@@ -1,4 +1,4 @@
-"""Writes the parts of docs/ that come from the code: `python tools/write_docs.py` (a test checks that they are fresh)."""
+"""Writes what docs/ takes from the code: `python tools/write_docs.py` (a test checks that it is fresh)."""
 
 from __future__ import annotations
 
