@@ -36,62 +36,66 @@ class RayExecutor:
         self._settings = replace(settings, threads=settings.threads or torch.get_num_threads())
         self._starting: dict[Any, Any] = {}  # reference to its first answer -> actor
         self._idle: list[Any] = []
-        self._running: dict[Any, tuple[Any, int]] = {}  # reference to the results -> actor, shard
+        self.running: dict[Any, tuple[Any, int]] = {}  # reference to the results -> actor, shard
         self._failed_starts = 0
+        self.processes: dict[Any, int] = {}  # actor -> its process, on its machine
 
     def map(self, shards: Sequence[Shard]) -> Iterator[Result]:
         """Results as they come. Each shard counts once, however often it was begun."""
         waiting = deque(range(len(shards)))
         attempts = [0] * len(shards)
-        while waiting or self._running:
+        while waiting or self.running:
             self._ask_for_workers(len(waiting))
-            while waiting and self._idle:
-                actor, index = self._idle.pop(), waiting.popleft()
-                self._running[actor.run.remote(shards[index])] = (actor, index)
+            self._hand_out(waiting, shards)
             reference = self._next_answer()
             if reference in self._starting:
                 self._welcome(reference)
-                continue
-            actor, index = self._running.pop(reference)
-            results = self._results(reference)
-            if results is None:
-                attempts[index] += 1
-                if attempts[index] >= _ATTEMPTS:
-                    raise ClusterError(
-                        f"{_ATTEMPTS} workers died over one piece of work; run again with a smaller --batch-size"
-                    )
-                waiting.appendleft(index)
-                continue
-            self._idle.append(actor)
-            yield from results
+                results: list[Result] | None = []
+            else:
+                actor, index = self.running.pop(reference)
+                results = self._results(reference)
+                if results is None:
+                    attempts[index] += 1
+                    if attempts[index] >= _ATTEMPTS:
+                        raise ClusterError(f"{_ATTEMPTS} workers died over one piece of work; lower --batch-size")
+                    waiting.appendleft(index)
+                else:
+                    self._idle.append(actor)
+            self._hand_out(waiting, shards)  # before the results are written: no worker waits for the disk
+            yield from results or ()
 
     def close(self) -> None:
-        for actor in (*self._starting.values(), *self._idle, *(actor for actor, _ in self._running.values())):
+        for actor in (*self._starting.values(), *self._idle, *(actor for actor, _ in self.running.values())):
             self._ray.kill(actor)
         self._ray.shutdown()
 
+    def _hand_out(self, waiting: deque[int], shards: Sequence[Shard]) -> None:
+        while waiting and self._idle:
+            actor, index = self._idle.pop(), waiting.popleft()
+            self.running[actor.run.remote(shards[index])] = (actor, index)
+
     def _ask_for_workers(self, shards: int) -> None:
-        there = len(self._starting) + len(self._idle) + len(self._running)
-        for _ in range(min(self._room(), shards + len(self._running)) - there):
+        there = len(self._starting) + len(self._idle) + len(self.running)
+        for _ in range(min(self._room(), shards + len(self.running)) - there):
             actor = self._actor_class().remote(self._settings)
             self._starting[actor.ready.remote()] = actor
         if not there and not self._starting:
             raise ClusterError(f"no machine of the cluster has room for a worker ({self._needs()}); lower --threads")
 
     def _next_answer(self) -> Any:
-        everything = [*self._running, *self._starting]
+        everything = [*self.running, *self._starting]
         while True:
             ready, _ = self._ray.wait(everything, num_returns=1, timeout=_PATIENCE)
             if ready:
                 return ready[0]
-            if not self._running:
+            if not self.running:
                 raise ClusterError(f"no worker has started in {_PATIENCE:.0f} s; look at `ray status`, then run again")
 
     def _welcome(self, reference: Any) -> None:
         """A worker has started, or failed to: then its reason is told if it happens again and again."""
         actor = self._starting.pop(reference)
         try:
-            self._ray.get(reference)
+            self.processes[actor] = self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
             self._failed_starts += 1
             if self._failed_starts >= _ATTEMPTS:
@@ -131,8 +135,8 @@ class _Actor:
     def __init__(self, settings: Settings) -> None:
         self._worker = Worker(settings)
 
-    def ready(self) -> bool:
-        return True
+    def ready(self) -> int:
+        return os.getpid()
 
     def run(self, shard: Shard) -> list[Result]:
         return list(self._worker.run(shard))

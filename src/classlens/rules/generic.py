@@ -23,13 +23,12 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
     """
-    zero = b == 0
-    return (a / b.masked_fill(zero, 1)).masked_fill(zero, 0)
+    return (a / b).masked_fill_(b == 0, 0)
 
 
 def divide_released(a: Tensor, b: Tensor) -> Tensor:
     """The released code's guarded division: a / (b + 1e-9), and 0 where b is 0."""
-    return (a / (b + 1e-9)).masked_fill(b == 0, 0)
+    return (a / (b + 1e-9)).masked_fill_(b == 0, 0)
 
 
 def magnitude(x: Tensor) -> Tensor:

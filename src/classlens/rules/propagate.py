@@ -65,11 +65,13 @@ class Ledger:
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
         """`weight` times this relevance (K, B, ...) goes no further."""
-        self.absorbed = self.absorbed + weight * relevance.flatten(2).sum(2, dtype=torch.float64)
+        self.absorbed = self.absorbed + weight * relevance.flatten(2).sum(2).double()
 
     def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
         """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there."""
-        self.absorb(torch.where(total == 0, relevance, 0))
+        nothing = total == 0
+        if nothing.any():
+            self.absorb(torch.where(nothing, relevance, 0))
         return divide(relevance, total)
 
 
