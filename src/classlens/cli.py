@@ -29,6 +29,8 @@ from classlens.errors import ClasslensError, ImageError
 if TYPE_CHECKING:
     from classlens.compare import Comparison
     from classlens.explain import Explanation
+    from classlens.models import LoadedModel
+    from classlens.targets import Targets
 
 _PATIENCE = 2.0  # seconds before a progress bar appears
 _DEBUG = "CLASSLENS_DEBUG"
@@ -48,6 +50,16 @@ class Device(StrEnum):
     cpu = "cpu"
     cuda = "cuda"
     mps = "mps"
+
+
+# Options that several commands have.
+ModelName = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
+Weights = Annotated[str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")]
+Classes = Annotated[
+    list[str] | None, typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
+]
+Where = Annotated[Device, typer.Option(help="Where to compute.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,26 +99,19 @@ def _common(
 @app.command(no_args_is_help=True)
 def explain(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Picture files.", show_default=False)],
-    model: Annotated[
-        str, typer.Option(help="The network; `classlens models` lists the kinds of names.")
-    ] = "efficientnet-lite0",
-    weights: Annotated[
-        str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")
-    ] = "default",
-    classes: Annotated[
-        list[str] | None,
-        typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated."),
-    ] = None,
+    model: ModelName = "efficientnet-lite0",
+    weights: Weights = "default",
+    classes: Classes = None,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
     ] = None,
     method: Annotated[
         str, typer.Option(help="How; `classlens methods` lists them. Options go in brackets: `agf-release(without=A)`.")
     ] = "agf",
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Where = Device.auto,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
     trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Show where a network finds each class: overlays, a figure, the raw maps and a report.
 
@@ -120,12 +125,10 @@ def explain(
 
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json.
     """
-    if classes and top:
-        raise typer.BadParameter("give --class or --top, not both")
     import classlens
 
-    loaded = classlens.load(model, None if weights == "none" else weights, _pick(device))
-    targets = [classes] if classes else classlens.top(top or 1)
+    targets = _targets(classes, top, default=1)
+    loaded = _load(model, weights, device)
     progress = _LateProgress(len(images))
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
@@ -154,18 +157,15 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="Names with commas, or `all`; `classlens methods` lists them.")
     ] = "agf,agf-release,gradcam,fullgrad,lrp,clrp,integrated-gradients",
-    classes: Annotated[
-        list[str] | None,
-        typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated."),
-    ] = None,
+    classes: Classes = None,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 2]")
     ] = None,
-    model: Annotated[str, typer.Option(help="The network.")] = "efficientnet-lite0",
-    weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    model: ModelName = "efficientnet-lite0",
+    weights: Weights = "default",
+    device: Where = Device.auto,
     out: Annotated[Path, typer.Option(metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Put several methods side by side: rows are classes, columns methods.
 
@@ -176,16 +176,13 @@ def compare(
     The table says how alike each method's maps of the classes are (their correlation): near 1, it shows the same
     whatever is asked.
     """
-    if classes and top:
-        raise typer.BadParameter("give --class or --top, not both")
-    import classlens
     from classlens import render
     from classlens.compare import Comparison, comparing, method_names
     from classlens.methods.progress import reporting
 
     names = method_names(methods)
-    loaded = classlens.load(model, None if weights == "none" else weights, _pick(device))
-    targets = [classes] if classes else classlens.top(top or 2)
+    targets = _targets(classes, top, default=2)
+    loaded = _load(model, weights, device)
     progress = _LateProgress(len(names))
     found = Comparison({}, {})
     steps = comparing(loaded, image, targets, names)
@@ -239,6 +236,20 @@ def demo(
     from classlens.demo import run
 
     run(out)
+
+
+def _targets(classes: list[str] | None, top: int | None, default: int) -> Targets:
+    if classes and top:
+        raise typer.BadParameter("give --class or --top, not both")
+    import classlens
+
+    return [classes] if classes else classlens.top(top or default)
+
+
+def _load(model: str, weights: str, device: Device) -> LoadedModel:
+    import classlens
+
+    return classlens.load(model, None if weights == "none" else weights, _pick(device))
 
 
 def _pick(device: Device) -> str:

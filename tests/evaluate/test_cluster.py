@@ -1,0 +1,161 @@
+"""The same work on a real Ray cluster: two nodes on this machine, bound to 127.0.0.1, and a worker killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from classlens.evaluate import Settings, run
+from classlens.evaluate.cluster import ClusterError, RayExecutor
+from classlens.evaluate.records import SCHEMAS, Store
+from classlens.evaluate.worker import Result
+
+HERE = Path(__file__).resolve().parent
+
+
+def settings(*data: Path, **changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "tests": ("perturbation", "segmentation", "pointing", "sanity"), "everything": True,
+        "methods": ("agf-release", "gradcam", "random"), "data": tuple(map(str, data)), "model": "world:make",
+        "batch_size": 2, "sanity_images": 4, "threads": 1, "shapes": ("2x1",),
+    }  # fmt: skip
+    return Settings(**(values | changes))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a head with one CPU and a second node with one."""
+    pytest.importorskip("ray")
+    ray = Path(sys.executable).with_name("ray")
+    # Short: Ray makes sockets under it, whose names may not be long.
+    folder = tmp_path_factory.mktemp("ray", numbered=False) if len(str(tmp_path_factory.getbasetemp())) < 40 else None
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    common = [
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=1",
+        "--num-gpus=0",
+        "--object-store-memory=100000000",
+        "--block",
+    ]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", "--min-worker-port=0", "--max-worker-port=0"]
+    if folder is not None:
+        head.append(f"--temp-dir={folder}")
+    nodes = []
+    try:
+        for extra in (head, [f"--address={address}"]):
+            nodes.append(
+                subprocess.Popen(
+                    [str(ray), "start", *extra, *common], env=environment, start_new_session=True,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )
+            )  # fmt: skip
+            wait_for(port)
+        yield address
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+        for node in reversed(nodes):
+            try:
+                node.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(node.pid, signal.SIGKILL)
+                node.wait()
+
+
+def wait_for(port: int) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    pytest.fail("Ray did not start")
+
+
+def rows(out: Path) -> dict[str, str]:
+    return {test: repr(Store(out).read(test).to_pylist()) for test in SCHEMAS}
+
+
+class Killer:
+    """A progress bar that kills workers in the middle of their work, twice."""
+
+    def __init__(self, executors: list[RayExecutor]) -> None:
+        self.executors, self.nodes, self.killed = executors, 0, 0
+
+    def begin(self, what: str, units: int) -> None:
+        pass
+
+    def advance(self, result: Result) -> None:
+        import ray
+
+        (executor,) = self.executors
+        self.nodes = max(self.nodes, sum(node["Alive"] for node in ray.nodes()))
+        busy = [actor for actor, _ in executor.running.values()]
+        if busy and self.killed < 2:
+            os.kill(executor.processes[busy[0]], signal.SIGKILL)
+            self.killed += 1
+
+
+@pytest.mark.cluster
+def test_two_nodes_and_a_killed_worker_give_the_rows_of_a_local_run(
+    cluster: str, labelled: Path, masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
+    executors: list[RayExecutor] = []
+    create = RayExecutor.__init__
+
+    def remember(self: RayExecutor, *arguments: Any) -> None:
+        create(self, *arguments)
+        executors.append(self)
+
+    monkeypatch.setattr(RayExecutor, "__init__", remember)
+    chosen = settings(labelled, masked, limit=12)
+    killer = Killer(executors)
+    run(chosen, tmp_path / "cluster", cluster=cluster, progress=killer)
+    run(chosen, tmp_path / "here")
+    assert (killer.nodes, killer.killed) == (2, 2)
+    assert len(executors[0].processes) >= 3  # two to begin with, and one in the place of a dead one
+    assert rows(tmp_path / "cluster") == rows(tmp_path / "here")
+
+
+@pytest.mark.cluster
+def test_what_goes_wrong_on_a_worker_is_told(cluster: str, labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
+    executor = RayExecutor(settings(labelled, threads=64), cluster)
+    try:
+        with pytest.raises(ClusterError, match="no machine of the cluster has room"):
+            list(executor.map([object()]))  # type: ignore[list-item]
+    finally:
+        executor.close()
+
+
+@pytest.mark.cluster
+def test_no_cluster_is_one_line(labelled: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ClusterError, match="cannot reach a Ray cluster"):
+        RayExecutor(settings(labelled), "127.0.0.1:1")
+
+
+def test_without_ray_the_extra_is_named(labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match=r"pip install 'classlens\[cluster\]'"):
+        RayExecutor(settings(labelled), "local")
