@@ -10,28 +10,10 @@ from classlens.evaluate.records import Store
 
 
 def test_the_command_prints_tables_and_writes_files(labelled: Path, tmp_path: Path) -> None:
-    arguments = [
-        "evaluate",
-        "pointing",
-        "--data",
-        str(labelled),
-        "--model",
-        "world:make",
-        "--methods",
-        "gradcam,random",
-    ]
-    arguments += [
-        "--shapes",
-        "2x1",
-        "--limit",
-        "9",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    words = (
+        "evaluate pointing --model world:make --methods gradcam,random --shapes 2x1 --limit 9 --threads 1 --device cpu"
+    )
+    arguments = [*words.split(), "--data", str(labelled), "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "Pointing game 2x1: classes" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -38,11 +39,18 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture(autouse=True)
+def stay_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("ray"):
+        services = importlib.import_module("ray._private.services")
+        monkeypatch.setattr(services, "get_node_ip_address", lambda address=None: "127.0.0.1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a head with one CPU and a second node with one."""
     pytest.importorskip("ray")
-    ray = Path(sys.executable).with_name("ray")
     # Short: Ray makes sockets under it, whose names may not be long.
     folder = tmp_path_factory.mktemp("ray", numbered=False) if len(str(tmp_path_factory.getbasetemp())) < 40 else None
     port = free_port()
@@ -62,12 +70,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     nodes = []
     try:
         for extra in (head, [f"--address={address}"]):
-            nodes.append(
-                subprocess.Popen(
-                    [str(ray), "start", *extra, *common], env=environment, start_new_session=True,
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )
-            )  # fmt: skip
+            command = [sys.executable, str(HERE / "loopback_ray.py"), "start", *extra, *common]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            nodes.append(subprocess.Popen(command, env=environment, start_new_session=True, **quiet))
             wait_for(port)
         yield address
     finally:
@@ -89,6 +94,24 @@ def wait_for(port: int) -> None:
                 return
         time.sleep(0.2)
     pytest.fail("Ray did not start")
+
+
+def listening() -> set[str]:
+    """Addresses on which Ray's processes listen, from the kernel's tables."""
+    inodes = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(word in (process / "cmdline").read_text() for word in ("raylet", "gcs_server", "ray::")):
+                inodes |= {os.readlink(link) for link in (process / "fd").iterdir()}
+        except OSError:
+            continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            parts = line.split()
+            if parts[3] == "0A" and f"socket:[{parts[9]}]" in inodes:
+                found.add(parts[1].partition(":")[0])
+    return found
 
 
 def rows(out: Path) -> dict[str, str]:
@@ -119,7 +142,6 @@ class Killer:
 def test_two_nodes_and_a_killed_worker_give_the_rows_of_a_local_run(
     cluster: str, labelled: Path, masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
     executors: list[RayExecutor] = []
     create = RayExecutor.__init__
 
@@ -132,20 +154,28 @@ def test_two_nodes_and_a_killed_worker_give_the_rows_of_a_local_run(
     killer = Killer(executors)
     run(chosen, tmp_path / "cluster", cluster=cluster, progress=killer)
     run(chosen, tmp_path / "here")
+    assert listening() <= {"0100007F", 24 * "0" + "01000000", 16 * "0" + "FFFF00000100007F"}  # 127.0.0.1, ::1
     assert (killer.nodes, killer.killed) == (2, 2)
     assert len(executors[0].processes) >= 3  # two to begin with, and one in the place of a dead one
     assert rows(tmp_path / "cluster") == rows(tmp_path / "here")
 
 
 @pytest.mark.cluster
-def test_what_goes_wrong_on_a_worker_is_told(cluster: str, labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
+def test_a_cluster_without_room_is_told(cluster: str, labelled: Path) -> None:
     executor = RayExecutor(settings(labelled, threads=64), cluster)
     try:
         with pytest.raises(ClusterError, match="no machine of the cluster has room"):
             list(executor.map([object()]))  # type: ignore[list-item]
     finally:
         executor.close()
+
+
+@pytest.mark.cluster
+def test_a_cluster_on_this_machine_alone(labelled: Path, tmp_path: Path) -> None:
+    chosen = settings(labelled, tests=("perturbation",), methods=("gradcam",), limit=4)
+    run(chosen, tmp_path / "local", cluster="local")
+    run(chosen, tmp_path / "here")
+    assert rows(tmp_path / "local") == rows(tmp_path / "here")
 
 
 @pytest.mark.cluster

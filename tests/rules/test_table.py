@@ -108,23 +108,6 @@ def test_moving_data_moves_relevance(do: object) -> None:
     assert torch.allclose(found, expected)
 
 
-def test_matmul_with_attention_weights_gives_all_to_the_values() -> None:
-    x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0)).double()
-
-    def attend(x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.mT, -1) @ x
-
-    r = torch.ones_like(x)
-    a = torch.softmax(x @ x.mT, -1)[0]
-    v = x[0].abs()
-    expected = torch.zeros_like(v)
-    for i in range(4):
-        for c in range(3):
-            z = a[i] * v[:, c]
-            expected[:, c] += z / z.sum()
-    assert torch.allclose(back(attend, x, r)[0], expected)
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_default_rules_conserve_on_every_network(name: str) -> None:

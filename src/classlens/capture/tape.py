@@ -67,10 +67,20 @@ class Node:
         """Arguments by name; live ones are Values."""
         return ops.arguments(self.op, self.func, self.args, self.kwargs)
 
-    def call(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the operation again on other inputs, one for each of `inputs`; gives its tensor outputs."""
+    def call(self, *inputs: Tensor, constants: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Run the operation again on other inputs, one for each of `inputs`; gives its tensor outputs.
+
+        `constants` changes the floating-point tensors among its other arguments.
+        """
         fresh = iter(inputs)
-        args, kwargs = _map((self.args, self.kwargs), lambda leaf: next(fresh) if isinstance(leaf, Value) else leaf)
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return next(fresh)
+            changes = constants is not None and isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return constants(leaf.detach()) if changes and constants else leaf
+
+        args, kwargs = _map((self.args, self.kwargs), fill)
         if self.mutates:  # it writes into its first argument, which belongs to the caller or to the record
             args = (args[0].clone(), *args[1:])
         result = self.func(*args, **kwargs)

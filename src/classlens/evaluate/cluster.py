@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -145,21 +146,35 @@ class _Actor:
 def _connect(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address == "local":
+        # Ray's switch for systems on which it stays on the machine: listen on 127.0.0.1 alone.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError:
         raise ClusterError("a cluster needs Ray: pip install 'classlens[cluster]'") from None
+    _knock(address)
     # Workers find this package where this process does, when it was told by the environment.
     paths = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
     options: dict[str, Any] = {"runtime_env": {"env_vars": paths}, "log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
-        if address == "local":
-            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
-        else:
-            ray.init(address=address, **options)
+        ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"cannot reach a Ray cluster at {address!r}: {_last_line(error)}") from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """See whether anybody answers at host:port; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise ClusterError(f"cannot reach a Ray cluster at {address!r} ({error}); is its head running?") from error
 
 
 def _last_line(error: Exception) -> str:

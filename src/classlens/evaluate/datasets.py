@@ -286,7 +286,7 @@ def _trimap(values: NDArray[Any]) -> Mask:
 @cache
 def _hdf5(path: Path) -> Any:
     try:
-        import h5py  # type: ignore[import-untyped]
+        import h5py
     except ImportError:
         raise DataError(f"{path.name} is an HDF5 file: pip install h5py to read it") from None
     try:

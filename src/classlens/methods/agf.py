@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Streams:
     gradients: dict[Value, Tensor]
     start: dict[Value, Tensor]
     trace: dict[Node, dict[str, Tensor]] | None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger
 
     def note(self, node: Node, **values: Tensor) -> None:
         if self.trace is not None:
@@ -62,7 +62,8 @@ def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
         scores = terms.highlighted(logits, case.targets)
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
     gradients = tape.gradients(cotangents, gradient_values([*last_layers(tape), *full]))
-    return Streams(tape, gradients, evidence_at_last(tape, gradients), {} if case.trace else None)
+    start = evidence_at_last(tape, gradients)
+    return Streams(tape, gradients, start, {} if case.trace else None, Ledger(len(case.images)))
 
 
 def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:

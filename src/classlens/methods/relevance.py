@@ -50,7 +50,7 @@ class Recipe:
 def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Tensor, Result]:
     """One sweep from `start`; gives (relevance (K,B,C,H,W), packed result)."""
     tape = folded(case.tape) if recipe.fold else case.tape
-    firsts, ledger = first_layers(tape), Ledger()
+    firsts, ledger = first_layers(tape), Ledger(len(case.images))
     quotient = recipe.quotient or ledger.quotient
 
     def on(rule: LayerRule) -> Rule:

@@ -36,7 +36,12 @@ def magnitude(x: Tensor) -> Tensor:
     return torch.add(x.abs(), torch.finfo(x.dtype).tiny ** 0.5)
 
 
-def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence[Tensor] | None = None) -> list[Tensor]:
+def transported(
+    node: Node,
+    relevance: Sequence[Tensor | None],
+    inputs: Sequence[Tensor] | None = None,
+    constants: Callable[[Tensor], Tensor] | None = None,
+) -> list[Tensor]:
     """J^T R: the operation's own adjoint, for each class.
 
     For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
@@ -46,7 +51,7 @@ def transported(node: Node, relevance: Sequence[Tensor | None], inputs: Sequence
     points = [p.detach().requires_grad_() if f else p for p, f in zip(points, floating, strict=True)]
     wanted = [p for p, f in zip(points, floating, strict=True) if f]
     with torch.inference_mode(False), torch.enable_grad():
-        outputs = node.call(*points)
+        outputs = node.call(*points, constants=constants)
         used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
         classes = used[0][1].shape[0]
         columns = [

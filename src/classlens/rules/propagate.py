@@ -21,6 +21,10 @@ Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each ste
 
 RULES: dict[str, Rule] = {}
 MULTI_OUTPUT: set[str] = set()
+# Operations that put constants beside live values (a class token, a border): relevance that goes to a constant stays.
+TAKES_CONSTANTS = frozenset((
+    "cat", "stack", "hstack", "vstack", "where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy",
+))  # fmt: skip
 
 
 def register(*names: str, multi_output: bool = False) -> Callable[[Rule], Rule]:
@@ -59,13 +63,19 @@ class Sweep:
 
 @dataclass
 class Ledger:
-    """Where rules write down relevance that they take out on purpose."""
+    """Where relevance is written down that goes no further: what biases keep, what constants draw."""
 
+    images: int
     absorbed: Tensor | float = 0.0
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
-        """`weight` times this relevance (K, B, ...) goes no further."""
-        self.absorbed = self.absorbed + weight * relevance.flatten(2).sum(2).double()
+        """`weight` times this relevance (K, B, ...) stays where it is."""
+        self.absorbed = self.absorbed + weight * self.total(relevance)
+
+    def total(self, relevance: Tensor) -> Tensor:
+        """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
+        rows = relevance.flatten(2).sum(2).double()
+        return rows.unflatten(1, (self.images, -1)).sum(2) if rows.shape[1] % self.images == 0 else rows
 
     def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
         """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there."""
@@ -88,7 +98,7 @@ def propagate(
     `choose` gives the rule of each node. Relevance of a value that several operations used is merged before its
     producer sees it, so each node is visited once.
     """
-    ledger = ledger or Ledger()
+    ledger = ledger or Ledger(tape.image.shape[0])
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 
     def settle(value: Value) -> Tensor | None:
@@ -103,6 +113,11 @@ def propagate(
             shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
             if watch is not None:
                 watch(node, arrived, shares)
+            if node.op in TAKES_CONSTANTS:
+                for relevance in (r for r in arrived if r is not None):
+                    ledger.absorb(relevance)
+                for share in (s for s in shares if s is not None):
+                    ledger.absorb(share, -1.0)
             for value, share in _pairs(node, shares):
                 pending.setdefault(value, []).append(share)
         relevance = settle(tape.image)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Value
 from classlens.errors import UnsupportedOp
-from classlens.rules.generic import Shares, divide, magnitude, proportional, transported, unbroadcast
+from classlens.rules.generic import Shares, magnitude, proportional, transported, unbroadcast
 from classlens.rules.linear import LINEAR_OPS, absolute, linear_map, only
 from classlens.rules.propagate import RULES, register, rule_for
 
@@ -116,13 +116,14 @@ def multiplied(node: Node, relevance: Tensor) -> Shares:
     if a.tensor.numel() != b.tensor.numel():
         signal = max(node.inputs, key=lambda v: v.tensor.numel())
         return only(node, signal, unbroadcast(relevance, signal.shape))
-    squashed = [_looks_like_gate(v) for v in (a, b)]
+    squashed = [looks_like_gate(v) for v in (a, b)]
     if squashed[0] != squashed[1]:
         return [None if squashed[0] else relevance, None if squashed[1] else relevance]
     return [relevance / 2, relevance / 2]
 
 
-def _looks_like_gate(value: Value) -> bool:
+def looks_like_gate(value: Value) -> bool:
+    """Whether all of a value lies within [0,1], as what a sigmoid or a softmax makes does."""
     low, high = value.tensor.aminmax()
     return bool(low >= 0 and high <= 1)
 
@@ -134,20 +135,3 @@ def divided(node: Node, relevance: Tensor) -> Shares:
     if not isinstance(numerator, Value):
         raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one")
     return only(node, numerator, unbroadcast(relevance, numerator.shape))
-
-
-@register("matmul")
-def matmul(node: Node, relevance: Tensor) -> Shares:
-    """Def. 1 with |x| for the signal. Of two live operands, a softmax's weights are a gate; two plain ones share."""
-    a = node.arguments()
-    left, right = a["input"], a["other"]
-    tensors = [t.tensor.abs() if isinstance(t, Value) else t.detach().abs() for t in (left, right)]
-    quotient = divide(relevance, torch.matmul(*tensors))
-    from_left = tensors[0] * unbroadcast(torch.matmul(quotient, tensors[1].mT), tensors[0].shape)
-    from_right = tensors[1] * unbroadcast(torch.matmul(tensors[0].mT, quotient), tensors[1].shape)
-    shares = {0: from_left, 1: from_right}
-    live = [i for i, t in enumerate((left, right)) if isinstance(t, Value)]
-    gates = [i for i in live if _looks_like_gate((left, right)[i])]
-    if len(live) == 2 and len(gates) == 1:
-        return [None if i in gates else shares[i] for i in live]
-    return [shares[i] / len(live) for i in live]
