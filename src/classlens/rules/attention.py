@@ -75,9 +75,10 @@ def multi_head_attention(node: Node, relevance: list[Tensor | None]) -> Shares:
     if r is None or a["bias_k"] is not None or a["add_zero"]:
         raise UnsupportedOp(f"no rule for attention whose weights are its output, or with bias_k ({node.where})")
     kwargs: dict[str, Any] = {k: v.tensor if isinstance(v, Value) else v for k, v in node.kwargs.items()}
-    inputs = [v.tensor if isinstance(v, Value) else v for v in node.args]
+    inputs: list[Any] = [v.tensor if isinstance(v, Value) else v for v in node.args]
     kwargs |= {"need_weights": True, "average_attn_weights": False}
     _, weights = F.multi_head_attention_forward(*inputs, **kwargs)  # (N,heads,L,S)
+    assert weights is not None
     x = value.tensor  # (S,N,E)
     size = x.shape[-1]
     w_v = kwargs["v_proj_weight"] if kwargs.get("use_separate_proj_weight") else a["in_weight"][2 * size :]

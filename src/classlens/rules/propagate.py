@@ -114,10 +114,7 @@ def propagate(
             if watch is not None:
                 watch(node, arrived, shares)
             if node.op in TAKES_CONSTANTS:
-                for relevance in (r for r in arrived if r is not None):
-                    ledger.absorb(relevance)
-                for share in (s for s in shares if s is not None):
-                    ledger.absorb(share, -1.0)
+                _write_down_constants(ledger, arrived, shares)
             for value, share in _pairs(node, shares):
                 pending.setdefault(value, []).append(share)
         relevance = settle(tape.image)
@@ -126,6 +123,15 @@ def propagate(
         relevance = torch.zeros(classes, *tape.image.shape).to(tape.image.tensor)
     absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
     return Sweep(relevance, absorbed)
+
+
+def _write_down_constants(ledger: Ledger, arrived: Sequence[Tensor | None], shares: Shares) -> None:
+    for relevance in arrived:
+        if relevance is not None:
+            ledger.absorb(relevance)
+    for share in shares:
+        if share is not None:
+            ledger.absorb(share, -1.0)
 
 
 def _pairs(node: Node, shares: Shares) -> Sequence[tuple[Value, Tensor]]:
