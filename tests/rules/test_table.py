@@ -147,3 +147,12 @@ def test_a_user_registers_a_rule_for_an_operation() -> None:
         assert classlens.explain(model, pictures(), method="lrp").report.conservation.max() < 1e-5
     finally:
         del RULES["erf"]
+
+
+def test_sum_and_product_in_one_operation() -> None:
+    r = torch.arange(4.0).reshape(X.shape)
+    scale, offset = torch.full((1, 1, 1), 3.0), torch.ones(1, 1, 1)
+    assert torch.equal(back(lambda x: torch.addcmul(offset, scale, x), X, r), r)  # an affine map
+    assert torch.equal(back(lambda x: torch.addcmul(offset, torch.sigmoid(x), x), X, r), r)  # gated
+    # x + 3 * x: a quarter and three quarters, and both come back.
+    assert torch.allclose(back(lambda x: torch.addcmul(x, scale, x * 1.0), X, r), r)

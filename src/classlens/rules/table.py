@@ -135,3 +135,21 @@ def divided(node: Node, relevance: Tensor) -> Shares:
     if not isinstance(numerator, Value):
         raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one")
     return only(node, numerator, unbroadcast(relevance, numerator.shape))
+
+
+@register("addcmul")
+def added_product(node: Node, relevance: Tensor) -> Shares:
+    """input + value * a * b: a live input and the product share by magnitude; of two live factors, as `mul` does."""
+    named = dict(zip(("input", "tensor1", "tensor2"), node.args, strict=False)) | node.kwargs
+    factors = [t for t in (named["tensor1"], named["tensor2"]) if isinstance(t, Value)]
+    signal = max(factors, key=lambda v: (not looks_like_gate(v), v.tensor.numel()), default=None)
+    if signal is None or not isinstance(named["input"], Value):
+        return only(node, signal or named["input"], unbroadcast(relevance, (signal or named["input"]).shape))
+    summand = magnitude(named["input"].tensor)
+    product = magnitude(node.outputs[0].tensor - named["input"].tensor)
+    per_unit = relevance / (summand + product)
+    to_summand, to_signal = (
+        only(node, value, unbroadcast(size * per_unit, value.shape))
+        for value, size in ((named["input"], summand), (signal, product))
+    )
+    return [a if b is None else b for a, b in zip(to_summand, to_signal, strict=True)]
