@@ -14,7 +14,7 @@ from PIL import Image
 
 from classlens import render
 from classlens.errors import MethodError
-from classlens.explain import Explanation, Report
+from classlens.explanation import Explanation, Report
 from classlens.methods import LayerTrace
 
 LABELS = ("tabby", "espresso", "$100 bill", "crane", "crane")

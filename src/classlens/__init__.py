@@ -6,12 +6,25 @@
 >>> e.save("out")
 """
 
-from classlens.compare import Comparison, compare
-from classlens.errors import ClasslensError
-from classlens.explain import Explanation, Report, explain
-from classlens.methods import METHODS
-from classlens.models import LoadedModel, load
-from classlens.targets import top
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from classlens.comparison import Comparison, compare
+    from classlens.errors import ClasslensError
+    from classlens.explanation import Explanation, Report, explain
+    from classlens.methods import METHODS
+    from classlens.models import LoadedModel, load
+    from classlens.targets import top
+
+# Where each public name lives. They are imported when first used: torch takes seconds, `classlens --help` should not.
+_HOMES = {
+    "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
+    "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
+    "load": "models", "top": "targets",
+}  # fmt: skip
 
 __all__ = [
     "METHODS",
@@ -25,3 +38,14 @@ __all__ = [
     "load",
     "top",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'classlens' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"classlens.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

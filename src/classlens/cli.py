@@ -27,8 +27,8 @@ from classlens.cli_evaluate import evaluate
 from classlens.errors import ClasslensError, ImageError
 
 if TYPE_CHECKING:
-    from classlens.compare import Comparison
-    from classlens.explain import Explanation
+    from classlens.comparison import Comparison
+    from classlens.explanation import Explanation
     from classlens.models import LoadedModel
     from classlens.targets import Targets
 
@@ -177,7 +177,8 @@ def compare(
     whatever is asked.
     """
     from classlens import render
-    from classlens.compare import Comparison, comparing, method_names
+    from classlens.comparison import Comparison, comparing
+    from classlens.methods import method_names
     from classlens.methods.progress import reporting
 
     names = method_names(methods)
@@ -320,7 +321,7 @@ def _comparison_document(found: Comparison, image: Path, out: Path) -> dict[str,
 
 def _show_comparison(found: Comparison, out: Path) -> None:
     from classlens import render
-    from classlens.compare import ALIKE
+    from classlens.comparison import ALIKE
 
     table = Table("method", "s", "classes alike", "class", "evidence for it", box=None, pad_edge=False)
     table.columns[0].no_wrap = True

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from classlens import render
-from classlens.explain import explain
+from classlens.explanation import explain
 from classlens.models import load
 
 CLASSES = ("Egyptian cat", "espresso")

@@ -37,7 +37,7 @@ from classlens.errors import MethodError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from classlens.explain import Explanation
+    from classlens.explanation import Explanation
     from classlens.methods import LayerTrace
 
 Evidence: TypeAlias = Tensor | NDArray[np.floating[Any]]  # (H,W)

@@ -40,35 +40,46 @@ class Dispute:
     part: Part
     config: Config
     image: str
+    picture: str  # the grid's name in a pointing game, else the image's
     scores: dict[str, float]
 
     @property
     def spread(self) -> float:
-        return max(self.scores.values()) - min(self.scores.values())
+        judged = [score for method, score in self.scores.items() if not _is_control(method)]
+        return max(judged) - min(judged) if judged else 0.0
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A dispute, drawn: PNG of the picture, and of every method's map over it."""
+    """A dispute, drawn: JPEG of the picture, and of every method's map over it."""
 
     caption: str
     picture: bytes
-    maps: dict[str, tuple[float, bytes]]  # method -> its score, PNG
+    maps: dict[str, tuple[float, bytes]]  # method -> its score, JPEG
+
+
+def _is_control(method: str) -> bool:
+    """Whether a method is noise to compare with: that it disagrees says nothing."""
+    return resolve(method)[0].family == "controls"
 
 
 def disputes(results: Sequence[tuple[Part, Config, Mapping[str, pa.Table]]]) -> list[Dispute]:
-    """The ten pictures with the largest distance between the best and the worst method, each picture once."""
+    """The ten pictures with the largest distance between the best and the worst method, each picture (or grid) once."""
     found: list[Dispute] = []
     for part, config, rows in results:
-        scores: dict[str, dict[str, float]] = {}
+        scores: dict[tuple[str, str], dict[str, float]] = {}
         for method, table in rows.items():
-            for image, score in zip(table["image"].to_pylist(), metrics.image_scores(config, table), strict=True):
+            images = table["image"].to_pylist()
+            pictures = table["grid"].to_pylist() if config.test == "pointing" else images
+            for image, picture, score in zip(images, pictures, metrics.image_scores(config, table), strict=True):
                 if not np.isnan(score):
-                    scores.setdefault(image, {})[method] = float(score)
-        found += [Dispute(part, config, image, by) for image, by in scores.items() if len(by) > 1]
+                    scores.setdefault((image, picture), {})[method] = float(score)
+        found += [Dispute(part, config, *names, by) for names, by in scores.items() if len(by) > 1]
     found.sort(key=lambda dispute: (-dispute.spread, dispute.image))
-    unique = {(dispute.part.index, dispute.image): dispute for dispute in reversed(found)}
-    return sorted(unique.values(), key=lambda dispute: (-dispute.spread, dispute.image))[:_COUNT]
+    unique: dict[tuple[int, str], Dispute] = {}
+    for dispute in found:
+        unique.setdefault((dispute.part.index, dispute.picture), dispute)
+    return [dispute for dispute in unique.values() if dispute.spread > 0][:_COUNT]
 
 
 def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> Shown | None:
@@ -84,14 +95,14 @@ def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> 
     tape = None
     for method, score in dispute.scores.items():
         key = json.dumps([worker.network.id, method, dispute.part.dataset.name, dispute.image, dispute.config.hash])
-        name = f"pictures/{hashlib.sha256(key.encode()).hexdigest()[:20]}.png"
+        name = f"pictures/{hashlib.sha256(key.encode()).hexdigest()[:20]}.jpg"
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
             evidence = worker.network.maps(tape, torch.tensor([[target]]), method, settings.seed)[0, 0]
-            store.write_bytes(name, _png(overlay(picture, evidence, resolve(method)[0].signed)))
+            store.write_bytes(name, _jpeg(overlay(picture, evidence, resolve(method)[0].signed)))
         drawn[method] = (score, (store.root / name).read_bytes())
     pixels = (picture.permute(1, 2, 0).double().numpy() * 255).round().astype(np.uint8)
-    return Shown(caption, _png(pixels), drawn)
+    return Shown(caption, _jpeg(pixels), drawn)
 
 
 def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) -> dict[str, list[tuple[str, float]]]:
@@ -170,9 +181,9 @@ def _scene(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -
     return batch.images[0], int(worker.network.forward(batch.images).argmax(1)[0])
 
 
-def _png(pixels: Any) -> bytes:
+def _jpeg(pixels: Any) -> bytes:
     buffer = io.BytesIO()
     image = Image.fromarray(pixels)
     image.thumbnail((_SIDE, _SIDE))
-    image.save(buffer, format="png")
+    image.save(buffer, format="jpeg", quality=88)
     return buffer.getvalue()

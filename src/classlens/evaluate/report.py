@@ -22,6 +22,7 @@ from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
 
 Rows = dict[str, pa.Table]  # by method
+_TIME = "What a method takes beside the recorded forward pass that all methods share."
 _LISTED = 20  # skipped pictures named in table.md; the report names all
 
 
@@ -143,7 +144,7 @@ def _markdown(
     blocks = [_about(model, settings), tables.markdown(built).rstrip()]
     if timing:
         rows = [f"| {method} | {seconds:.2f} |" for method, seconds in timing.items()]
-        blocks.append("\n".join(["### Time", "", "| method | seconds a picture |", "|---|---|", *rows]))
+        blocks.append("\n".join(["### Time", "", _TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
     if notes:
         blocks.append("\n".join(["### Notes", "", *(f"- {note}" for note in notes)]))
     if skipped:
@@ -183,7 +184,7 @@ def _gallery(shown: Sequence[gallery.Shown]) -> str:
     blocks = []
     for dispute in shown:
         figures = [_figure(dispute.picture, "picture")]
-        figures += [_figure(png, f"{method} {score:.2f}") for method, (score, png) in dispute.maps.items()]
+        figures += [_figure(jpeg, f"{method} {score:.2f}") for method, (score, jpeg) in dispute.maps.items()]
         blocks.append(f"<h4>{escape(dispute.caption)}</h4><div class=row>{''.join(figures)}</div>")
     remark = (
         "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: "
@@ -203,7 +204,7 @@ def _costs(timing: Mapping[str, float], ops: Mapping[str, Sequence[tuple[str, fl
         rows.append(f"<tr><th>{escape(method)}</th><td>{seconds}</td><td class=left>{slowest}</td></tr>")
     heads = "<th>method</th><th>seconds a picture</th><th class=left>slowest operations</th>"
     return (
-        "<h2>Time and slowest operations</h2><p>Measured on one picture, by the operation's own time.</p>"
+        f"<h2>Time and slowest operations</h2><p>{_TIME} Operations: measured on one picture.</p>"
         f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -219,13 +220,13 @@ def _details(heading: str, file: Path) -> str:
     return f"<details><summary>{escape(heading)}</summary><pre>{escape(content)}</pre></details>"
 
 
-def _figure(png: bytes, caption: str) -> str:
+def _figure(jpeg: bytes, caption: str) -> str:
     text = escape(caption, quote=True)
-    return f"<figure><img alt='{text}' src='{_data_uri(png)}'><figcaption>{text}</figcaption></figure>"
+    return f"<figure><img alt='{text}' src='{_data_uri(jpeg, 'jpeg')}'><figcaption>{text}</figcaption></figure>"
 
 
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _data_uri(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _png(figure: Any) -> bytes:
@@ -243,7 +244,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap }
 tbody th, thead th:first-child, .left { text-align: left !important }
 tbody th { font-weight: 500 } td small { color: #777 } td.best { background: #fdf3d3; font-weight: 600 }
-.curves { width: 100%; max-width: 1150px } .row { display: flex; gap: .5rem; flex-wrap: wrap }
-figure { margin: 0; font-size: .8rem } figure img { width: 130px; display: block; border-radius: 3px }
+.curves { width: 100%; max-width: 1150px }
+.row { display: grid; grid-template-columns: repeat(auto-fill, 112px); gap: .5rem .3rem }
+figure { margin: 0; font-size: .75rem; line-height: 1.2 } figure img { width: 112px; display: block; border-radius: 3px }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem }
 </style>"""

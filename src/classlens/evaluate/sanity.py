@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,19 +31,24 @@ _CELL = 16
 def similarities(a: Tensor, b: Tensor) -> Tensor:
     """Two batches of maps (B,H,W) -> (B,3): SSIM, rank correlation, HOG similarity; up to the maps' sign."""
     first, second = unit(a), unit(b)
-    structure = torch.maximum(ssim(first, second), ssim(first, -second))
+    structure = torch.maximum(*ssim(first, second))
     return torch.stack([structure, rank_correlation(a, b).abs(), hog_similarity(first, second)], 1)
 
 
 def unit(maps: Tensor) -> Tensor:
-    """Each map over its largest magnitude: in [-1,1], zero kept."""
+    """Each map in [-1,1], zero kept, by the size of all but its largest 0.5 %: a few outliers are not the map."""
     maps = maps.double()
-    top = maps.abs().amax((1, 2), keepdim=True)
-    return maps / top.masked_fill(top == 0, 1.0)
+    size = maps.flatten(1).abs()
+    top = size.kthvalue(max(1, round(0.995 * size.shape[1])), dim=1).values
+    top = torch.where(top > 0, top, size.amax(1)).view(-1, 1, 1)
+    return (maps / top.masked_fill(top == 0, 1.0)).clamp(-1, 1)
 
 
-def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Structural similarity (Wang et al. 2004), 7x7 windows, for values in [-1,1]; the mean over inner windows."""
+def ssim(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Structural similarity (Wang et al. 2004) of a with b, and of a with -b; each (B,).
+
+    7x7 windows, for values in [-1,1]; the mean over all windows that lie inside.
+    """
     c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
     mean_a, mean_b = _windowed(a), _windowed(b)
     count = min(_WINDOW, *a.shape[1:]) ** 2
@@ -50,9 +56,10 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     var_a = unbiased * (_windowed(a * a) - mean_a**2)
     var_b = unbiased * (_windowed(b * b) - mean_b**2)
     covariance = unbiased * (_windowed(a * b) - mean_a * mean_b)
-    likeness = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
-    index: Tensor = likeness / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    return index.mean((1, 2))
+    both = (mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2)
+    same = (2 * mean_a * mean_b + c1) * (2 * covariance + c2) / both
+    turned = (-2 * mean_a * mean_b + c1) * (-2 * covariance + c2) / both
+    return same.mean((1, 2)), turned.mean((1, 2))
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
@@ -66,14 +73,22 @@ def hog_similarity(a: Tensor, b: Tensor) -> Tensor:
 
 
 def hog(maps: Tensor) -> Tensor:
-    """(B,H,W) -> (B,9,H//16,W//16): mean gradient magnitude by orientation, in cells of 16x16 (Dalal, Triggs 2005)."""
+    """(B,H,W) -> (B,H//16,W//16,9): gradient magnitude by orientation in cells of 16x16 (Dalal, Triggs 2005)."""
+    side = min(_CELL, *maps.shape[1:])
+    rows, columns = maps.shape[1] // side, maps.shape[2] // side
     down, right = torch.zeros_like(maps), torch.zeros_like(maps)
     down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]
     right[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
+    down, right = (g[:, : rows * side, : columns * side] for g in (down, right))
     angle = torch.rad2deg(torch.atan2(down, right)) % 180
-    bins = (angle / (180 / _BINS)).long().clamp(max=_BINS - 1)
-    oriented = F.one_hot(bins, _BINS).to(maps.dtype).movedim(-1, 1) * torch.hypot(down, right)[:, None]
-    return F.avg_pool2d(oriented, min(_CELL, *maps.shape[1:]))
+    orientation = (angle / (180 / _BINS)).long().clamp(max=_BINS - 1)
+    cell = (torch.arange(rows * side) // side)[:, None] * columns + torch.arange(columns * side) // side
+    place = cell * _BINS + orientation
+    size = torch.hypot(down, right)
+    counts = [
+        torch.bincount(p.flatten(), m.flatten(), rows * columns * _BINS) for p, m in zip(place, size, strict=True)
+    ]
+    return torch.stack(counts).view(-1, rows, columns, _BINS) / side**2
 
 
 def layers(model: nn.Module, tape: Tape) -> list[str]:
@@ -115,15 +130,21 @@ def _shuffle(module: nn.Module, generator: torch.Generator, done: set[int]) -> N
 
 
 def _windowed(maps: Tensor) -> Tensor:
-    return F.avg_pool2d(maps[:, None], min(_WINDOW, *maps.shape[1:]), stride=1)[:, 0]
+    """The mean of each window: first along columns, then along rows."""
+    side = min(_WINDOW, *maps.shape[1:])
+    return F.avg_pool2d(F.avg_pool2d(maps[:, None], (side, 1), stride=1), (1, side), stride=1)[:, 0]
 
 
 def _average_ranks(values: Tensor) -> Tensor:
     """(B,N) -> ranks, the same for equal values: the mean of the places they take."""
-    ordered = values.sort(1).values
-    below = torch.searchsorted(ordered, values.contiguous(), right=False)
-    until = torch.searchsorted(ordered, values.contiguous(), right=True)
-    return (below + until).double() / 2
+    result = np.empty(values.shape)
+    for row, numbers in enumerate(values.detach().cpu().numpy()):
+        order = np.argsort(numbers)
+        ordered = numbers[order]
+        group = np.concatenate([[0], np.cumsum(ordered[1:] != ordered[:-1])])
+        sizes = np.bincount(group)
+        result[row, order] = (np.cumsum(sizes) - (sizes + 1) / 2)[group]
+    return torch.from_numpy(result)
 
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:

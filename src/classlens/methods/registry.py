@@ -11,7 +11,7 @@ import ast
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,3 +159,31 @@ def is_release(variant: str) -> bool:
     if variant not in ("default", "release"):
         raise MethodError(f"variant={variant!r} is not known; there are default and release")
     return variant == "release"
+
+
+def method_names(methods: str | Sequence[str]) -> list[str]:
+    """`all`, or names with commas, or a list; each is checked.
+
+    >>> method_names("agf, agf-release(without=A)")
+    ['agf', 'agf-release(without=A)']
+    """
+    if methods == "all":
+        return list(METHODS)
+    names = _split(methods) if isinstance(methods, str) else list(methods)
+    if not names:
+        raise MethodError("no method was given; write names with commas, or all")
+    for name in names:
+        resolve(name)
+    return list(dict.fromkeys(names))
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from classlens.errors import MethodError
-from classlens.explain import Explanation, explain
-from classlens.methods import METHODS, resolve
+from classlens.explanation import Explanation, explain
+from classlens.methods import method_names
 from classlens.models.loaded import LoadedModel
 from classlens.targets import Targets
 
@@ -76,31 +76,3 @@ def comparing(
             yield name, explain(model, image, targets, name)
         except MethodError as error:
             yield name, error
-
-
-def method_names(methods: str | Sequence[str]) -> list[str]:
-    """`all`, or names with commas, or a list; each is checked.
-
-    >>> method_names("agf, agf-release(without=A)")
-    ['agf', 'agf-release(without=A)']
-    """
-    if methods == "all":
-        return list(METHODS)
-    names = _split(methods) if isinstance(methods, str) else list(methods)
-    if not names:
-        raise MethodError("no method was given; write names with commas, or all")
-    for name in names:
-        resolve(name)
-    return list(dict.fromkeys(names))
-
-
-def _split(text: str) -> list[str]:
-    """At commas that are not inside brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 import classlens
-from classlens.compare import compare, method_names
+from classlens.comparison import compare
 from classlens.errors import MethodError
-from classlens.methods import METHODS
+from classlens.methods import METHODS, method_names
 from networks import build, pictures
 
 
