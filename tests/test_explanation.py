@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.errors import ClasslensError, ImageError, MethodError, ModelError
+from classlens.explanation import operations
 from classlens.models import LoadedModel, Preprocess
 from networks import build, pictures
 
@@ -125,3 +126,9 @@ def test_grey_networks_are_drawn_grey() -> None:
     assert torch.equal(e.pictures[:, 0], e.pictures[:, 2])
     assert e.pictures.min() == 0
     assert e.pictures.max() == 1
+
+
+def test_operations_of_a_network() -> None:
+    found = operations(loaded())
+    assert found["conv2d"] == 2
+    assert list(found.values()) == sorted(found.values(), reverse=True)

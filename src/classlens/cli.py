@@ -230,6 +230,51 @@ app.command(no_args_is_help=True)(evaluate)
 
 
 @app.command()
+def ops(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The network; `classlens models` lists names.")],
+    weights: Weights = "default",
+) -> None:
+    """List the operations that a network uses, how often, and the rule each gets.
+
+    classlens ops efficientnet-lite0
+
+    classlens ops torchvision:convnext_tiny --weights none
+    """
+    from classlens.explanation import operations
+    from classlens.rules import RULES
+
+    table = Table("operation", "times", "rule", "what it does", box=None, pad_edge=False)
+    for op, times in operations(_load(model, weights, Device.cpu)).items():
+        rule = RULES.get(op)
+        about = (rule.__doc__ or "").strip().splitlines()[0] if rule else "[red]none: relevance methods refuse it[/]"
+        table.add_row(op, str(times), getattr(rule, "__name__", "–"), escape(about) if rule else about)
+    Console().print(table)
+
+
+@app.command()
+def coverage(
+    library: Annotated[str, typer.Option(help="`torchvision` (all classifiers) or `timm` (one of every family).")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Rows and table.md go here; the same command goes on.")],
+    only: Annotated[str, typer.Option(help="Only networks with this in their name.")] = "",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for a network.")] = 180,
+    memory: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory for a network.")] = 12,
+) -> None:
+    """Try every classifier of a library: recorded, finite, conserved, batch = single, model untouched.
+
+    classlens coverage --library torchvision --out coverage
+    """
+    from classlens.coverage import cover, table
+    from classlens.render import write_text
+
+    rows = []
+    for done, total, row in cover(library, out, timeout, memory, only):
+        rows.append(row)
+        typer.echo(f"{done}/{total} {row.name}: {'good' if row.good else row.reason or 'not good'}", err=True)
+    write_text(out / "table.md", table(rows))
+    typer.echo(f"{sum(row.good for row in rows)} of {len(rows)} networks are good -> {out / 'table.md'}")
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where demo.png goes.")] = Path("out"),
 ) -> None:

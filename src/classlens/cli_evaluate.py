@@ -115,7 +115,7 @@ def evaluate(
         threads=threads,
     )
     with _Bar(len(settings.methods)) as bar:
-        report = run(settings, out, cluster, bar, sys.argv)
+        report = run(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
     _print(report)
 
 
@@ -175,7 +175,8 @@ class _Bar:
     def advance(self, result: Result) -> None:
         """Some rows have come."""
         self._done += result.units
-        self._images += result.images / self._methods if result.method else 0.0
+        self._read += 0 if result.method else result.images
+        self._maps += result.images if result.method else 0
         self._bar.update(
             self._task, completed=self._done, description=f"{self._what} {result.method}", speed=self._speed()
         )
@@ -183,11 +184,13 @@ class _Bar:
             self._say()
 
     def _reset(self, what: str, units: int) -> None:
-        self._what, self._units, self._done, self._images = what, units, 0, 0.0
+        self._what, self._units, self._done, self._read, self._maps = what, units, 0, 0, 0
         self._begun = self._said = time.monotonic()
 
     def _speed(self) -> str:
-        return f"{self._images / max(time.monotonic() - self._begun, 1e-9):.2f} images/s"
+        # An image is done when every method has explained it; where none has to, when it is classified.
+        images = self._maps / self._methods if self._maps else self._read
+        return f"{images / max(time.monotonic() - self._begun, 1e-9):.2f} images/s"
 
     def _say(self) -> None:
         self._said = time.monotonic()

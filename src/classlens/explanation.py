@@ -138,6 +138,19 @@ def explain(
     )
 
 
+def operations(model: LoadedModel) -> dict[str, int]:
+    """The operations of a loaded network's forward pass, most frequent first.
+
+    >>> operations(load("efficientnet-lite0"))
+    {'conv2d': 49, 'batch_norm': 49, 'hardtanh': 33, ...}
+    """
+    crop = model.preprocess.crop or 224
+    height, width = (crop, crop) if isinstance(crop, int) else crop
+    weight = next(model.model.parameters())
+    found = record(model.model, torch.zeros(1, 3, height, width).to(weight)).ops()
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def _prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
     loaded = model if isinstance(model, LoadedModel) else None
     network = model.model if isinstance(model, LoadedModel) else model

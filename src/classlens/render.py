@@ -384,6 +384,11 @@ def write_png(path: Path, picture: RGB | Figure) -> Path:
     return _write(path, buffer.getvalue())
 
 
+def write_text(path: Path, text: str) -> Path:
+    """A text file, whole or not at all."""
+    return _write(path, text.encode())
+
+
 def _write(path: Path, content: bytes) -> Path:
     """Through a file beside it that takes its place when complete, so nobody ever reads half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)

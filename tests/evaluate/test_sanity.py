@@ -52,8 +52,8 @@ def test_histograms_of_gradients_as_scikit_image() -> None:
 
 def test_maps_are_compared_up_to_size_and_sign() -> None:
     a = smooth(5)
-    np.testing.assert_allclose(sanity.similarities(a, 7 * a), 1, rtol=1e-9)
-    np.testing.assert_allclose(sanity.similarities(a, -a), 1, rtol=1e-9)
+    np.testing.assert_allclose(sanity.similarities(a, 7 * a), 1, rtol=1e-5)
+    np.testing.assert_allclose(sanity.similarities(a, -a), 1, rtol=1e-5)
     unlike = sanity.similarities(a, smooth(6))
     assert unlike.max() < 0.5
 

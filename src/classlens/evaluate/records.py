@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 
 KEY = ("model", "method", "test", "data", "image", "config")
 _COMPACT_FROM = 200  # parts of a test, before they are put together
+_STALE = 3600.0  # seconds after which a draft has no writer any more
 
 _classes, _numbers, _counts = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.int64())
 _COLUMNS: dict[str, dict[str, pa.DataType]] = {
@@ -78,6 +80,9 @@ class Store:
 
     def compact(self) -> None:
         """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""
+        for draft in self.root.glob("rows/*/.*.part"):
+            if time.time() - draft.stat().st_mtime > _STALE:
+                draft.unlink(missing_ok=True)
         for test in SCHEMAS:
             parts = self._parts(test)
             if len(parts) >= _COMPACT_FROM:

@@ -246,6 +246,7 @@ tbody th, thead th:first-child, .left { text-align: left !important }
 tbody th { font-weight: 500 } td small { color: #777 } td.best { background: #fdf3d3; font-weight: 600 }
 .curves { width: 100%; max-width: 1150px }
 .row { display: grid; grid-template-columns: repeat(auto-fill, 112px); gap: .5rem .3rem }
-figure { margin: 0; font-size: .75rem; line-height: 1.2 } figure img { width: 112px; display: block; border-radius: 3px }
+figure { margin: 0; font-size: .75rem; line-height: 1.2 }
+figure img { width: 112px; display: block; border-radius: 3px }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem }
 </style>"""

@@ -30,18 +30,18 @@ _CELL = 16
 
 def similarities(a: Tensor, b: Tensor) -> Tensor:
     """Two batches of maps (B,H,W) -> (B,3): SSIM, rank correlation, HOG similarity; up to the maps' sign."""
-    first, second = unit(a), unit(b)
+    first, second = unit(a.float()), unit(b.float())
     structure = torch.maximum(*ssim(first, second))
-    return torch.stack([structure, rank_correlation(a, b).abs(), hog_similarity(first, second)], 1)
+    return torch.stack([structure.double(), rank_correlation(a, b).abs(), hog_similarity(first, second)], 1)
 
 
 def unit(maps: Tensor) -> Tensor:
     """Each map in [-1,1], zero kept, by the size of all but its largest 0.5 %: a few outliers are not the map."""
-    maps = maps.double()
     size = maps.flatten(1).abs()
     top = size.kthvalue(max(1, round(0.995 * size.shape[1])), dim=1).values
     top = torch.where(top > 0, top, size.amax(1)).view(-1, 1, 1)
-    return (maps / top.masked_fill(top == 0, 1.0)).clamp(-1, 1)
+    scaled: Tensor = maps / top.masked_fill(top == 0, 1.0)
+    return scaled.clamp(-1, 1)
 
 
 def ssim(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,8 @@ def hog(maps: Tensor) -> Tensor:
     counts = [
         torch.bincount(p.flatten(), m.flatten(), rows * columns * _BINS) for p, m in zip(place, size, strict=True)
     ]
-    return torch.stack(counts).view(-1, rows, columns, _BINS) / side**2
+    histograms: Tensor = torch.stack(counts).view(-1, rows, columns, _BINS) / side**2
+    return histograms
 
 
 def layers(model: nn.Module, tape: Tape) -> list[str]:

@@ -96,9 +96,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     tape = folded(case.tape)
     first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
     convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
-    deep = {
-        n for n in convs if output_stride(linear_map(n).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
-    } if not {"Fx", "Fdx", "M"} <= dropped else set()  # fmt: skip
+    wanted = not {"Fx", "Fdx", "M"} <= dropped
+    deep = {n for n in convs if wanted and _is_deep(n, case)}
     streams = open_streams(case, tape, deep)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
     balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
@@ -113,7 +112,16 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
     watch = None if streams.trace is None else functools.partial(_watch, streams)
     sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
+    if wanted and not deep:
+        sweep.notes.append(
+            f"no convolution reads a feature map {RESIDUAL_FROM_STRIDE} times smaller than the image, so there was "
+            "nothing to factorise: this is the relevance stream alone"
+        )
     return finish(streams, sweep, sweep.relevance)
+
+
+def _is_deep(node: Node, case: Case) -> bool:
+    return output_stride(linear_map(node).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
 
 
 def _at_the_image(node: Node, relevance: Tensor) -> Shares:
