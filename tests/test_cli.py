@@ -82,7 +82,8 @@ def explain(run: Any, *arguments: str) -> Outcome:
 def test_explain_prints_each_class_and_writes_its_overlay(run: Any, folder: Path) -> None:
     result = explain(run, "one.png", "--class", "espresso", "--class", "0")
     assert (result.code, result.err) == (0, "")
-    heading, espresso, tabby, pointer = result.out.splitlines()
+    heading, espresso, tabby, note, pointer = result.out.splitlines()
+    assert note.startswith("  note: no convolution reads a feature map 16 times smaller")
     assert heading.startswith("one.png  (tiny:net, agf, ")
     assert espresso.split()[:2] == ["espresso", "(2)"]
     assert tabby.split()[:3] == ["tabby", "cat", "(0)"]
