@@ -6,7 +6,7 @@ from torch import nn
 import classlens
 from classlens.comparison import compare
 from classlens.errors import MethodError
-from classlens.methods import METHODS, method_names
+from classlens.methods import METHODS, method_names, split_names
 from networks import build, pictures
 
 
@@ -39,6 +39,11 @@ def test_a_method_that_cannot_serve_the_model_is_named_and_the_others_go_on() ->
 
 
 def test_names_of_methods() -> None:
+    assert split_names("agf, lrp ,agf-release(without=[A,M], x=1),agf") == [
+        "agf",
+        "lrp",
+        "agf-release(without=[A,M], x=1)",
+    ]
     assert method_names("all") == list(METHODS)
     assert method_names("agf, agf-release(without=['A', 'M']),agf") == ["agf", "agf-release(without=['A', 'M'])"]
     with pytest.raises(MethodError, match="did you mean lrp"):

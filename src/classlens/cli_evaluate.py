@@ -87,21 +87,22 @@ def evaluate(
     Stopped, even killed, the same command goes on where it was. Writes RUN/table.md, table.csv, curves.png,
     report.html, the rows (Parquet) and a manifest.
     """
-    from classlens.evaluate import TESTS, Settings, run, split_methods
+    from classlens.evaluate import TESTS, Settings, run
+    from classlens.methods import split_names
 
     everything = test is Test.all
     settings = Settings(
         tests=TESTS if everything else (test.value,),
         everything=everything,
         data=tuple(data),
-        methods=split_methods(methods),
+        methods=tuple(split_names(methods)),
         model=model,
         weights=None if weights == "none" else weights,
         device=_device(device),
         explain=explain,
-        fills=split_methods(fill),
+        fills=tuple(split_names(fill)),
         threshold=threshold,
-        shapes=split_methods(shapes),
+        shapes=tuple(split_names(shapes)),
         cells=cells,
         confidence=confidence,
         max_grids=max_grids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -39,8 +40,17 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_token() -> Iterator[None]:
+    """Ray is to use a token of these tests alone, and to leave none in the home folder; set before it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def stay_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def stay_on_this_machine(own_token: None, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ray"):
         services = importlib.import_module("ray._private.services")
         monkeypatch.setattr(services, "get_node_ip_address", lambda address=None: "127.0.0.1")
@@ -48,7 +58,7 @@ def stay_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(own_token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a head with one CPU and a second node with one."""
     pytest.importorskip("ray")
     # Short: Ray makes sockets under it, whose names may not be long.

@@ -18,7 +18,7 @@ from world import make
 
 import classlens
 from classlens.errors import MethodError
-from classlens.evaluate import DataError, Settings, SettingsError, run, split_methods
+from classlens.evaluate import DataError, Settings, SettingsError, run
 from classlens.evaluate.records import SCHEMAS, Store
 from classlens.evaluate.worker import Worker
 from classlens.methods import registry
@@ -247,14 +247,6 @@ def test_pictures_without_labels_have_agreement_alone(masked: Path, tmp_path: Pa
         "positive AUC, agreement",
     ]
     assert "no labels that the model knows" in report.notes[0]
-
-
-def test_methods_are_split_at_commas_outside_brackets() -> None:
-    assert split_methods("agf, lrp ,agf-release(without=[A,M], x=1),agf") == (
-        "agf",
-        "lrp",
-        "agf-release(without=[A,M], x=1)",
-    )
 
 
 def test_a_multi_label_classifier_is_read_by_classes(tmp_path: Path) -> None:

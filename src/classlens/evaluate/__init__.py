@@ -7,8 +7,8 @@
 from classlens.evaluate.datasets import DataError, Dataset, open_dataset
 from classlens.evaluate.report import Report
 from classlens.evaluate.run import run
-from classlens.evaluate.settings import TESTS, Settings, SettingsError, split_methods
+from classlens.evaluate.settings import TESTS, Settings, SettingsError
 
 __all__ = [
-    "TESTS", "DataError", "Dataset", "Report", "Settings", "SettingsError", "open_dataset", "run", "split_methods",
+    "TESTS", "DataError", "Dataset", "Report", "Settings", "SettingsError", "open_dataset", "run",
 ]  # fmt: skip

@@ -162,7 +162,8 @@ def _connect(address: str) -> Any:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"cannot reach a Ray cluster at {address!r}: {_last_line(error)}") from error
+        hint = "if the cluster wants a token, set RAY_AUTH_MODE=token here too"
+        raise ClusterError(f"cannot reach a Ray cluster at {address!r} ({_last_line(error)}); {hint}") from error
     return ray
 
 

@@ -73,6 +73,8 @@ def image_work(plan: Plan, settings: Settings, worker: Worker, store: Store) -> 
 
 def grid_work(plan: Plan, settings: Settings, worker: Worker, store: Store) -> list[Shard]:
     """Shards of grids with what is missing; the predictions of all pictures must be there."""
+    if not any(part.grids for part in plan.parts):
+        return []
     done = _done(store, worker.network.id)
     return [
         shard

@@ -75,8 +75,9 @@ class Store:
     def read(self, test: str) -> pa.Table:
         """All rows of a test, each key once, in a fixed order."""
         parts = [table for path in self._parts(test) if (table := _read(path)) is not None]
-        table = pa.concat_tables(parts) if parts else SCHEMAS[test].empty_table()
-        return _unique(table).sort_by([(name, "ascending") for name in KEY])
+        if not parts:
+            return SCHEMAS[test].empty_table()
+        return _unique(pa.concat_tables(parts)).sort_by([(name, "ascending") for name in KEY])
 
     def compact(self) -> None:
         """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""

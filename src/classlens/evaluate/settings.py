@@ -114,22 +114,6 @@ def configs(settings: Settings, test: str, multi_label: bool = False) -> tuple[C
     return (Config(test, (("frame", settings.frame),)),)
 
 
-def split_methods(text: str) -> tuple[str, ...]:
-    """'agf,agf-release(without=[A,M]),lrp' -> three names; commas in brackets belong to the options.
-
-    >>> split_methods("agf, agf(a=1,b=2)")
-    ('agf', 'agf(a=1,b=2)')
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
 def _one_of(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
     for value in values:
         if value not in known:

@@ -169,16 +169,20 @@ def method_names(methods: str | Sequence[str]) -> list[str]:
     """
     if methods == "all":
         return list(METHODS)
-    names = _split(methods) if isinstance(methods, str) else list(methods)
+    names = split_names(methods) if isinstance(methods, str) else list(dict.fromkeys(methods))
     if not names:
         raise MethodError("no method was given; write names with commas, or all")
     for name in names:
         resolve(name)
-    return list(dict.fromkeys(names))
+    return names
 
 
-def _split(text: str) -> list[str]:
-    """At commas that are not inside brackets."""
+def split_names(text: str) -> list[str]:
+    """At commas that are not inside brackets.
+
+    >>> split_names("agf, agf(a=1,b=2)")
+    ['agf', 'agf(a=1,b=2)']
+    """
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -186,4 +190,4 @@ def _split(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
