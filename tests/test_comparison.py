@@ -39,7 +39,8 @@ def test_a_method_that_cannot_serve_the_model_is_named_and_the_others_go_on() ->
 
 
 def test_names_of_methods() -> None:
-    assert split_names("agf, lrp ,agf-release(without=[A,M], x=1),agf") == [
+    split = split_names("agf, lrp ,agf-release(without=[A,M], x=1),agf")
+    assert split == ["agf", "lrp", "agf-release(without=[A,M], x=1)"]
         "agf",
         "lrp",
         "agf-release(without=[A,M], x=1)",

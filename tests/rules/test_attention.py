@@ -4,24 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture import record
-from classlens.rules import propagate, rule_for
 from classlens.rules.attention import attention_weights, through_weights
 from networks import pictures
-
-
-class Does(nn.Module):
-    def __init__(self, do: object) -> None:
-        super().__init__()
-        self.do = do
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.do(x)  # type: ignore[operator]
-
-
-def back(do: object, x: Tensor, relevance: Tensor) -> Tensor:
-    tape = record(Does(do).eval(), x)
-    return propagate(tape, {tape.output: relevance[None]}, rule_for).relevance[0]
+from steps import back
 
 
 def tokens(*shape: int) -> Tensor:

@@ -8,22 +8,7 @@ from classlens.capture import record
 from classlens.errors import UnsupportedOp
 from classlens.rules import RULES, propagate, register, rule_for
 from networks import NETWORKS, build, pictures
-
-
-class Does(nn.Module):
-    def __init__(self, do: object) -> None:
-        super().__init__()
-        self.do = do
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.do(x)  # type: ignore[operator]
-
-
-def back(do: object, x: Tensor, relevance: Tensor) -> Tensor:
-    """Relevance at the input of a function, one class."""
-    tape = record(Does(do).eval(), x)
-    return propagate(tape, {tape.output: relevance[None]}, rule_for).relevance[0]
-
+from steps import Does, back
 
 X = torch.tensor([[[[1.0, -2.0], [3.0, 0.0]]]])
 
