@@ -41,10 +41,6 @@ def test_a_method_that_cannot_serve_the_model_is_named_and_the_others_go_on() ->
 def test_names_of_methods() -> None:
     split = split_names("agf, lrp ,agf-release(without=[A,M], x=1),agf")
     assert split == ["agf", "lrp", "agf-release(without=[A,M], x=1)"]
-        "agf",
-        "lrp",
-        "agf-release(without=[A,M], x=1)",
-    ]
     assert method_names("all") == list(METHODS)
     assert method_names("agf, agf-release(without=['A', 'M']),agf") == ["agf", "agf-release(without=['A', 'M'])"]
     with pytest.raises(MethodError, match="did you mean lrp"):
