@@ -288,7 +288,7 @@ def _hdf5(path: Path) -> Any:
     try:
         import h5py
     except ImportError:
-        raise DataError(f"{path.name} is an HDF5 file: pip install h5py to read it") from None
+        raise DataError(f"{path.name} is an HDF5 file: pip install 'classlens[hdf5]' to read it") from None
     try:
         return h5py.File(path, "r")
     except OSError as error:
