@@ -1,6 +1,11 @@
-"""Explanation methods: `METHODS` maps each name to a function and its properties."""
+"""Explanation methods: `METHODS` maps each name to a function and its properties.
 
-from classlens.methods import agf, cam, controls, deeplift, fullgrad, gradient, perturbation, relevance
+A method is a function with the `@method` decorator in any module of this package; being there is enough.
+"""
+
+import pkgutil
+from importlib import import_module
+
 from classlens.methods.registry import (
     METHODS,
     Case,
@@ -13,7 +18,17 @@ from classlens.methods.registry import (
     split_names,
 )
 
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
 __all__ = [
-    "METHODS", "Case", "LayerTrace", "Method", "Result", "agf", "cam", "check_options", "controls", "deeplift",
-    "fullgrad", "gradient", "method_names", "perturbation", "relevance", "resolve", "split_names",
-]  # fmt: skip
+    "METHODS",
+    "Case",
+    "LayerTrace",
+    "Method",
+    "Result",
+    "check_options",
+    "method_names",
+    "resolve",
+    "split_names",
+]
