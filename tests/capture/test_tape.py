@@ -292,3 +292,15 @@ def test_recording_leaves_no_trace() -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert attributes == {name: set(vars(m)) for name, m in model.named_modules()}
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_distributed_models_are_unwrapped() -> None:
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model, x = build("residual"), pictures()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert torch.equal(record(wrapped, x).logits, model(x))
+    finally:
+        torch.distributed.destroy_process_group()
