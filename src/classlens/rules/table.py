@@ -15,16 +15,13 @@ from classlens.capture import Node, Value
 from classlens.errors import UnsupportedOp
 from classlens.rules.generic import Shares, magnitude, proportional, transported, unbroadcast
 from classlens.rules.linear import LINEAR_OPS, absolute, linear_map, only
-from classlens.rules.propagate import RULES, register, rule_for
-
-__all__ = ["RULES", "rule_for"]
+from classlens.rules.propagate import register
 
 ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
     "hardtanh", "hardsigmoid", "sigmoid", "tanh", "softplus", "softsign", "threshold", "clamp", "logsigmoid",
     "tanhshrink", "softshrink", "hardshrink",
 )  # fmt: skip
-GATES = ("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp", "relu6", "hardtanh")
 NORMS = (
     "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize",
 )  # fmt: skip
@@ -35,7 +32,7 @@ MOVES = (
     "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle",
     "channel_shuffle", "native_channel_shuffle", "as_strided", "masked_select", "where",
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "amax", "maximum", "minimum", "neg", "real", "broadcast_to", "atleast_2d", "setitem", "copy", "ihfft",
+    "amax", "maximum", "minimum", "neg", "broadcast_to", "atleast_2d", "setitem", "copy",
 )  # fmt: skip
 MOVES_MANY = ("split", "chunk", "unbind", "max", "min", "hsplit", "vsplit", "dsplit", "broadcast_tensors")
 SUMS = (
