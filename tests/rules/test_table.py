@@ -141,3 +141,14 @@ def test_sum_and_product_in_one_operation() -> None:
     assert torch.equal(back(lambda x: torch.addcmul(offset, torch.sigmoid(x), x), X, r), r)  # gated
     # x + 3 * x: a quarter and three quarters, and both come back.
     assert torch.allclose(back(lambda x: torch.addcmul(x, scale, x * 1.0), X, r), r)
+
+
+def test_a_change_of_sign_does_not_change_who_it_came_from() -> None:
+    r = torch.arange(4.0).reshape(X.shape)
+    for do in (lambda x: -x, lambda x: 1 - x, lambda x: x - 3, lambda x: x.abs(), lambda x: torch.rsub(x, 1)):
+        assert torch.equal(back(do, X, r), r)
+
+
+def test_masked_places_keep_their_relevance() -> None:
+    found = back(lambda x: x.masked_fill(x < 0, 5.0), X, torch.ones_like(X))
+    assert torch.equal(found, torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]]))

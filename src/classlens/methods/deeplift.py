@@ -116,6 +116,7 @@ def slope(node: Node, twin: Node) -> Tensor:
     # With a relative difference d the quotient is wrong by eps / d, two Gauss-Legendre points by d^4.
     near = dx.abs() <= torch.finfo(x.dtype).eps ** 0.25 * (x.abs() + x0.abs())
     (derivative,) = _mean_jacobian(node, twin, [torch.ones_like(dy)[None]], 2)
+    assert derivative is not None
     return torch.where(near, derivative[0], dy / torch.where(near, 1, dx))
 
 
@@ -127,18 +128,24 @@ def _maximum(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
     dy = node.outputs[0].tensor - twin.outputs[0].tensor
     risen, fallen = multiplier * dy.clamp(min=0), multiplier * dy.clamp(max=0)
     shares = zip(transported(node, [risen, *rest], x), transported(node, [fallen, *rest], x0), strict=True)
-    return [divide(a + b, p - p0) for (a, b), p, p0 in zip(shares, x, x0, strict=True)]
+    return [
+        None if a is None or b is None else divide(a + b, p - p0) for (a, b), p, p0 in zip(shares, x, x0, strict=True)
+    ]
 
 
-def _mean_jacobian(node: Node, twin: Node, arrived: Sequence[Tensor | None], points: int) -> list[Tensor]:
+def _mean_jacobian(node: Node, twin: Node, arrived: Sequence[Tensor | None], points: int) -> list[Tensor | None]:
     """sum over points a of w_a J(x0 + a dx)^T m."""
     ends = [(v.tensor, v0.tensor) for v, v0 in zip(node.inputs, twin.inputs, strict=True)]
-    total: list[Tensor] = []
+    total: list[Tensor | None] = [None] * len(ends)
     for place, weight in zip(*_quadrature(points), strict=True):
         at = [torch.lerp(x0, x, place) if x.is_floating_point() else x for x, x0 in ends]
-        shares = [weight * share for share in transported(node, arrived, at)]
-        total = [a + b for a, b in zip(total, shares, strict=True)] if total else shares
+        shares = transported(node, arrived, at)
+        total = [_sum(a, None if b is None else weight * b) for a, b in zip(total, shares, strict=True)]
     return total
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 @functools.cache

@@ -27,7 +27,7 @@ def product(node: Node, relevance: Tensor) -> Shares:
     points = [magnitude(v.tensor) for v in node.inputs]
     (total,) = node.call(*points, constants=torch.abs)
     shares = transported(node, [relevance / total.clamp(min=torch.finfo(total.dtype).tiny)], points, torch.abs)
-    full = [p * s for p, s in zip(points, shares, strict=True)]
+    full = [p * s for p, s in zip(points, shares, strict=True) if s is not None]
     gates = [looks_like_gate(v) for v in node.inputs]
     if any(gates) and not all(gates):
         return [None if gate else share for gate, share in zip(gates, full, strict=True)]

@@ -41,8 +41,8 @@ def transported(
     relevance: Sequence[Tensor | None],
     inputs: Sequence[Tensor] | None = None,
     constants: Callable[[Tensor], Tensor] | None = None,
-) -> list[Tensor]:
-    """J^T R: the operation's own adjoint, for each class.
+) -> list[Tensor | None]:
+    """J^T R: the operation's own adjoint, for each class; None for masks and indices.
 
     For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
     """
@@ -66,7 +66,7 @@ def transported(
             for p, column in zip(wanted, zip(*columns, strict=True), strict=True)
         ]
     )
-    return [next(found) if f else torch.zeros(classes, *p.shape) for p, f in zip(points, floating, strict=True)]
+    return [next(found) if f else None for f in floating]
 
 
 def proportional(
@@ -82,7 +82,7 @@ def proportional(
     points = [modify(v.tensor) for v in node.inputs]
     (total,) = node.call(*points)
     shares = transported(node, [quotient(relevance, total)], points)
-    return [p * s for p, s in zip(points, shares, strict=True)]
+    return [None if s is None else p * s for p, s in zip(points, shares, strict=True)]
 
 
 def unbroadcast(share: Tensor, shape: Sequence[int]) -> Tensor:

@@ -24,6 +24,7 @@ MULTI_OUTPUT: set[str] = set()
 # Operations that put constants beside live values (a class token, a border): relevance that goes to a constant stays.
 TAKES_CONSTANTS = frozenset((
     "cat", "stack", "hstack", "vstack", "where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy",
+    "masked_fill",
 ))  # fmt: skip
 
 

@@ -32,7 +32,7 @@ MOVES = (
     "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle",
     "channel_shuffle", "native_channel_shuffle", "as_strided", "masked_select", "where",
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "amax", "maximum", "minimum", "neg", "broadcast_to", "atleast_2d", "setitem", "copy",
+    "amax", "maximum", "minimum", "masked_fill", "broadcast_to", "atleast_2d", "setitem", "copy",
 )  # fmt: skip
 MOVES_MANY = ("split", "chunk", "unbind", "max", "min", "hsplit", "vsplit", "dsplit", "broadcast_tensors")
 SUMS = (
@@ -84,13 +84,13 @@ def summed(node: Node, relevance: Tensor) -> Shares:
 
 
 @register(*ACTIVATIONS, *NORMS, "softmax", "log_softmax", "softmin", "dropout", "dropout1d", "dropout2d",
-          "dropout3d", "alpha_dropout", "feature_dropout", "detach", "identity")  # fmt: skip
+          "dropout3d", "alpha_dropout", "feature_dropout", "detach", "identity", "neg", "abs")  # fmt: skip
 def passed(node: Node, relevance: Tensor) -> Shares:
     """Unit by unit, the relevance of the output is the relevance of the input."""
     return only(node, node.inputs[0], relevance)
 
 
-@register("add", "sub")
+@register("add", "sub", "rsub")
 def added(node: Node, relevance: Tensor) -> Shares:
     """R_a = |a| / (|a| + |b|) R, and b the rest. A constant summand is a bias and takes no share."""
     if len(node.inputs) == 1:
