@@ -160,8 +160,7 @@ def _balanced(
     mu = 0.0 if "A" in dropped else SHARE_OF_A
     per_unit, bias_share = _per_unit(layer, relevance)
     # C and A use the same |W|: one adjoint on a stacked batch.
-    agnostic_z = layer.forward(torch.ones_like(x[:1]), w)
-    both = layer.adjoint(torch.cat([per_unit, divide(relevance, agnostic_z)]), w)
+    both = layer.adjoint(torch.cat([per_unit, divide(relevance, layer.of_ones(w))]), w)
     c, a = x * both[:classes], both[classes:]
     a_kept = a * active  # a unit that is off is no evidence
     streams.ledger.absorb(bias_share, 1 - mu)

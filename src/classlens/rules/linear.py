@@ -36,6 +36,7 @@ class LinearMap:
     bias: Tensor | None  # shaped to be added to the output
     forward: Callable[[Tensor, Tensor], Tensor]  # (x, W) -> W x, no bias
     adjoint: Callable[[Tensor, Tensor], Tensor]  # (r (K, *output shape), W) -> W^T r (K, *input shape)
+    of_ones: Callable[[Tensor], Tensor]  # W -> W 1, for one image; cheaper than `forward` of an image of ones
     kernel: tuple[int, ...]  # () for a linear layer
 
     @property
@@ -51,7 +52,7 @@ def linear_map(node: Node) -> LinearMap:
     weight, bias = _constant(a["weight"]), _constant(a.get("bias"))
     assert weight is not None
     if node.op == "linear":
-        return LinearMap(value, weight, bias, F.linear, torch.matmul, ())
+        return LinearMap(value, weight, bias, F.linear, torch.matmul, lambda w: w.sum(1), ())
     n = int(node.op[-2])
     bias = None if bias is None else bias.reshape(-1, *[1] * n)
     kernel = tuple(weight.shape[2:])
@@ -63,10 +64,19 @@ def linear_map(node: Node) -> LinearMap:
             value, weight, bias,
             lambda x, w: _CONV_T[n](x, w, None, stride, padding, extra, groups, dilation),
             lambda r, w: _classwise(r, lambda flat: _CONV[n](flat, w, None, stride, padding, dilation, groups)),
+            lambda w: _CONV_T[n](torch.ones_like(value.tensor[:1]), w, None, stride, padding, extra, groups, dilation),
             kernel,
         )  # fmt: skip
     before, after = _padding(a.get("padding", 0), kernel, dilation, n)
     size = value.shape
+
+    def of_ones(w: Tensor) -> Tensor:
+        """All channels of an image of ones are alike: one of them, with the weights summed over input channels."""
+        ones = w.new_ones(1, 1, *size[2:])
+        pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+        out: Tensor = _CONV[n](F.pad(ones, pads), w.sum(1, keepdim=True), None, stride, 0, dilation)
+        return out
+
     if before == after:
         padding = before
 
@@ -82,13 +92,14 @@ def linear_map(node: Node) -> LinearMap:
 
             return _classwise(r, back)
 
-        return LinearMap(value, weight, bias, forward, adjoint, kernel)
-    return _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups))
+        return LinearMap(value, weight, bias, forward, adjoint, of_ones, kernel)
+    return _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups), of_ones)
 
 
 def _unevenly_padded(
-    value: Value, weight: Tensor, bias: Tensor | None, before: tuple[int, ...], after: tuple[int, ...], rest: Any
-) -> LinearMap:
+    value: Value, weight: Tensor, bias: Tensor | None, before: tuple[int, ...], after: tuple[int, ...], rest: Any,
+    of_ones: Callable[[Tensor], Tensor],
+) -> LinearMap:  # fmt: skip
     """padding="same" with an even kernel pads one side more."""
     n, (stride, dilation, groups) = len(before), rest
     pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
@@ -106,7 +117,7 @@ def _unevenly_padded(
 
     return LinearMap(
         value, weight, bias, lambda x, w: _CONV[n](F.pad(x, pads), w, None, stride, 0, dilation, groups), adjoint,
-        tuple(weight.shape[2:]),
+        of_ones, tuple(weight.shape[2:]),
     )  # fmt: skip
 
 
@@ -160,8 +171,7 @@ def absolute(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -
 def agnostic(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
     """A = G(1, |W|, R): the same with every input equal (Eq. 9), which texture cannot sway."""
     w = layer.weight.abs()
-    ones = torch.ones_like(layer.x[:1])
-    return layer.adjoint(quotient(relevance, layer.forward(ones, w)), w)
+    return layer.adjoint(quotient(relevance, layer.of_ones(w)), w)
 
 
 def positive(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, alpha: float = 1.0) -> Tensor:
@@ -213,7 +223,7 @@ def gamma(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, weig
 def flat(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
     """Every input of a unit gets the same: all inputs and weights read as 1."""
     ones = torch.ones_like(layer.weight)
-    return layer.adjoint(quotient(relevance, layer.forward(torch.ones_like(layer.x[:1]), ones)), ones)
+    return layer.adjoint(quotient(relevance, layer.of_ones(ones)), ones)
 
 
 def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
