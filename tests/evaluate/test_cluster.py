@@ -182,6 +182,7 @@ def test_a_cluster_without_room_is_told(cluster: str, labelled: Path) -> None:
 
 @pytest.mark.cluster
 def test_a_cluster_on_this_machine_alone(labelled: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
     chosen = settings(labelled, tests=("perturbation",), methods=("gradcam",), limit=4)
     run(chosen, tmp_path / "local", cluster="local")
     run(chosen, tmp_path / "here")
