@@ -165,17 +165,22 @@ def examine(name: str) -> Row:
 
 
 def _smallest_input(model: Any, crop: Any) -> Any:
-    """Two images of 128 pixels where the network takes them (quicker), else of its own size."""
+    """Two images of 128 pixels where the network takes them (quicker), else of its own size.
+
+    A network built without weights may want another size than its published weights do: then 224.
+    """
     import torch
 
     own = int(crop if isinstance(crop, int) else min(crop or (224,)))
-    small = torch.randn(2, 3, 128, 128)
-    try:
-        with torch.no_grad():
-            model(small)
-    except Exception:
-        return torch.randn(2, 3, own, own)
-    return small
+    for size in (128, own):
+        images = torch.randn(2, 3, size, size)
+        try:
+            with torch.no_grad():
+                model(images)
+        except Exception:
+            continue
+        return images
+    return torch.randn(2, 3, 224, 224)
 
 
 def _give_statistics(model: Any, images: Any) -> None:
