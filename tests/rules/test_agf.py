@@ -78,6 +78,13 @@ def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
     assert torch.allclose(added.abs().sum((2, 3, 4)), 0.2 * carrier.abs().sum((2, 3, 4)))
 
 
+def test_a_constant_residual_is_left_out() -> None:
+    """Centred, it is rounding noise; blown up to the carrier's size it would be a map of noise."""
+    carrier = random(1, 1, 4, 5, 5).float()
+    residual = torch.full_like(carrier, 0.1)
+    assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+
+
 def test_smoothing_conserves_and_stays_on_active_units() -> None:
     t, active = random(2, 1, 3, 6, 5), random(1, 3, 6, 5, seed=1) > 0
     ours = agf.smoothed(t * active, active)

@@ -130,9 +130,11 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     axes = tuple(range(2, carrier.dim()))
     active = carrier != 0
     residual = residual * active
-    residual = residual - active * (residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1))
-    sizes = (t.abs().sum(axes, keepdim=True, dtype=torch.float64) for t in (carrier, residual))
-    return carrier + residual * (weight * divide(*sizes)).to(carrier)
+    centred = residual - active * (residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1))
+    whole, own, size = (t.abs().sum(axes, keepdim=True, dtype=torch.float64) for t in (residual, centred, carrier))
+    # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
+    says_something = own > 100 * torch.finfo(carrier.dtype).eps * whole
+    return carrier + centred * (weight * divide(size, own) * says_something).to(carrier)
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
