@@ -7,7 +7,7 @@ relevance, and lose it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -113,12 +113,20 @@ def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ..
     return before, after
 
 
+def pad_sizes(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Sizes as F.pad takes them: pairs, the last axis first.
+
+    >>> pad_sizes((1, 2), (3, 4))
+    [2, 4, 1, 3]
+    """
+    return [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+
+
 def _padded_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: Any = 0, **rest: Any) -> Tensor:
     """A convolution whose padding may be (before, after) for each axis."""
     conv = _CONV[f"conv{weight.dim() - 2}d"]
     if isinstance(padding, tuple) and isinstance(padding[0], tuple):
         before, after = padding
-        pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
-        x, padding = F.pad(x, pads), 0
+        x, padding = F.pad(x, pad_sizes(before, after)), 0
     result: Tensor = conv(x, weight, bias, padding=padding, **rest)
     return result

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from classlens.capture import Node, folded
 from classlens.capture.fold import batchnorm_affine
-from classlens.methods.registry import Balance, Case, Result, is_release, method
+from classlens.methods.registry import Balance, Case, Result, is_release, method, total
 from classlens.rules.linear import LINEAR_OPS, linear_map
 
 
@@ -47,20 +47,16 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     gradients = tape.gradients(case.one_hot(), [tape.image, *(value for value, _ in biased)])
     size = (case.images.shape[2], case.images.shape[3])
     direct = gradients[tape.image] * tape.image.tensor
-    total = spread(direct).sum(2)  # (K,B,H,W)
-    explained = _sum(direct)
+    maps = spread(direct).sum(2)  # (K,B,H,W)
+    explained = total(direct)
     for value, bias in biased:
         share = gradients[value] * bias
-        explained = explained + _sum(share)
+        explained = explained + total(share)
         if value.tensor.dim() == 4 or with_dense:
-            total = total + _as_map(spread(share), size)
+            maps = maps + _as_map(spread(share), size)
     logit = case.tape.logits.gather(1, case.targets).double().cpu()
     balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())
-    return Result(total.transpose(0, 1), balance)
-
-
-def _sum(t: Tensor) -> Tensor:
-    return t.flatten(2).sum(2, dtype=torch.float64).cpu()
+    return Result(maps.transpose(0, 1), balance)
 
 
 def _as_map(share: Tensor, size: tuple[int, int]) -> Tensor:

@@ -69,13 +69,14 @@ class Balance:
 
 def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
     """The balance of a sweep that began with `start`."""
-    started = torch.stack([_total(relevance) for relevance in start.values()]).sum(0)
-    put_in = torch.stack([_total(relevance.abs()) for relevance in start.values()]).sum(0)
-    size = torch.maximum(put_in, _total(sweep.relevance.abs()))
-    return Balance(started.T, _total(sweep.relevance).T, sweep.absorbed.T, size.T)
+    started = torch.stack([total(relevance) for relevance in start.values()]).sum(0)
+    put_in = torch.stack([total(relevance.abs()) for relevance in start.values()]).sum(0)
+    size = torch.maximum(put_in, total(sweep.relevance.abs()))
+    return Balance(started.T, total(sweep.relevance).T, sweep.absorbed.T, size.T)
 
 
-def _total(relevance: Tensor) -> Tensor:
+def total(relevance: Tensor) -> Tensor:
+    """(K, B) sums of relevance (K, B, ...), in float64."""
     return relevance.flatten(2).sum(2, dtype=torch.float64).cpu()
 
 

@@ -17,6 +17,7 @@ import torch.nn.grad as conv_grad
 from torch import Tensor
 
 from classlens.capture import Node, Value
+from classlens.capture.fold import pad_sizes
 from classlens.rules.generic import Quotient, Shares, divide
 
 LINEAR_OPS = frozenset(
@@ -73,7 +74,7 @@ def linear_map(node: Node) -> LinearMap:
     def of_ones(w: Tensor) -> Tensor:
         """All channels of an image of ones are alike: one of them, with the weights summed over input channels."""
         ones = w.new_ones(1, 1, *size[2:])
-        pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+        pads = pad_sizes(before, after)
         out: Tensor = _CONV[n](F.pad(ones, pads), w.sum(1, keepdim=True), None, stride, 0, dilation)
         return out
 
@@ -102,7 +103,7 @@ def _unevenly_padded(
 ) -> LinearMap:  # fmt: skip
     """padding="same" with an even kernel pads one side more."""
     n, (stride, dilation, groups) = len(before), rest
-    pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+    pads = pad_sizes(before, after)
     size = value.shape
     padded = [s + b + a for s, b, a in zip(size[2:], before, after, strict=True)]
     inside = tuple(slice(b, b + s) for s, b in zip(size[2:], before, strict=True))
