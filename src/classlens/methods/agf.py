@@ -29,7 +29,16 @@ from classlens.methods.layers import (
 from classlens.methods.registry import Case, LayerTrace, Result, balance, method
 from classlens.rules import agf as terms
 from classlens.rules.generic import Shares, divide, proportional
-from classlens.rules.linear import LINEAR_OPS, LinearMap, absolute, agnostic, boxed, linear_map, output_stride
+from classlens.rules.linear import (
+    LINEAR_OPS,
+    LinearMap,
+    absolute,
+    agnostic,
+    boxed,
+    by_blocks,
+    linear_map,
+    output_stride,
+)
 from classlens.rules.linear import only as only_input
 from classlens.rules.propagate import Ledger, Rule, Sweep, propagate, rule_for
 
@@ -121,7 +130,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
 
 def _is_deep(node: Node, case: Case) -> bool:
-    return output_stride(linear_map(node).x.shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
+    return output_stride(node.inputs[0].shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
 
 
 def _at_the_image(node: Node, relevance: Tensor) -> Shares:
@@ -129,26 +138,34 @@ def _at_the_image(node: Node, relevance: Tensor) -> Shares:
     layer = linear_map(node)
     share = boxed(layer, relevance)
     if layer.x.dim() == 4:
-        share = terms.smoothed(share, torch.ones_like(layer.x, dtype=torch.bool))
+        share = terms.smoothed(share, torch.ones_like(layer.x))
     return only_input(node, layer.value, share)
 
 
 def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
     """C = G(|x|, |W|, R), in which the bias takes part."""
     layer = linear_map(node)
-    per_unit, bias_share = _per_unit(layer, relevance)
-    streams.ledger.absorb(bias_share)
-    return only_input(node, layer.value, layer.x.abs() * layer.adjoint(per_unit, layer.weight.abs()))
+    return only_input(node, layer.value, _absolute_with_bias(layer, relevance, streams.ledger))
 
 
-def _per_unit(layer: LinearMap, relevance: Tensor) -> tuple[Tensor, Tensor]:
-    """R / (|W| |x| + |b|), and what of R falls to |b|."""
-    z = layer.forward(layer.x.abs(), layer.weight.abs())
+@by_blocks
+def _absolute_with_bias(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> Tensor:
+    x, w = layer.x.abs(), layer.weight.abs()
+    return x * layer.adjoint(_per_unit(layer, relevance, x, w, ledger), w)
+
+
+def _per_unit(
+    layer: LinearMap, relevance: Tensor, x: Tensor, w: Tensor, ledger: Ledger, weight: float = 1.0
+) -> Tensor:
+    """R / (|W| |x| + |b|); what of R falls to |b| is written down, `weight` times."""
+    z = layer.forward(x, w)
     if layer.bias is None:
-        return divide(relevance, z), relevance.new_zeros(*relevance.shape[:2], 1)
+        return divide(relevance, z)
     size = layer.bias.abs()
-    per_unit = divide(relevance, z + size)
-    return per_unit, per_unit * size
+    per_unit = divide(relevance, z.add_(size))
+    over_places = per_unit.flatten(3).sum(3) if layer.kernel else per_unit
+    ledger.absorb(over_places * size.flatten(), weight)
+    return per_unit
 
 
 def _balanced(
@@ -156,17 +173,17 @@ def _balanced(
 ) -> Shares:
     layer = linear_map(node)
     x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
-    active = x != 0
+    active = x.sign()
     mu = 0.0 if "A" in dropped else SHARE_OF_A
-    per_unit, bias_share = _per_unit(layer, relevance)
+    per_unit = _per_unit(layer, relevance, x, w, streams.ledger, 1 - mu)
     # C and A use the same |W|: one adjoint on a stacked batch.
     both = layer.adjoint(torch.cat([per_unit, divide(relevance, layer.of_ones(w))]), w)
-    c, a = x * both[:classes], both[classes:]
-    a_kept = a * active  # a unit that is off is no evidence
-    streams.ledger.absorb(bias_share, 1 - mu)
-    streams.ledger.absorb(a - a_kept, mu)
-    phi = (1 - mu) * c + mu * a_kept
-    streams.note(node, C=c, A=a_kept)
+    c, a = both[:classes].mul_(x), both[classes:]
+    streams.ledger.absorb(a, mu)
+    a.mul_(active)  # a unit that is off is no evidence
+    streams.ledger.absorb(a, -mu)
+    phi = torch.lerp(c, a, mu)
+    streams.note(node, C=c, A=a)
     if deep:
         phi = _with_residual(node, c, phi, streams, dropped, residual)
     if _halves(node):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from classlens.rules.generic import Quotient, divide, divide_released
+from classlens.rules.generic import Quotient, active_units, divide, divide_released
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,15 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     phi = partition.flatten(2)  # (K,B,N)
     back = phi <= 0 if formula.zero_is_background else phi < 0
     sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
-    h = torch.sigmoid(formula.sharpness * normalised(y, formula.quotient)).flatten(-2)  # ([K,]B,C,N)
+    # sigmoid(s y / max y), with the small factor divided first: one pass over the features less
+    scale = formula.quotient(torch.full_like(top := per_image_max(y), formula.sharpness), top)
+    h = (y * scale).sigmoid_().flatten(-2)  # ([K,]B,C,N)
     means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
     # The two means are nearly parallel, so the 2x2 solve and the difference of its rows are float64, and the
     # difference is taken before the long dot product with H, not after.
-    eye = torch.eye(2, dtype=torch.float64, device=y.device)
-    gram = means.mT @ means + formula.ridge * eye
-    rows = (torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else torch.linalg.inv(gram)) @ means.mT
+    gram = means.mT @ means
+    inverse = torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else _ridge_inverse(gram, formula.ridge)
+    rows = inverse @ means.mT
     rows = torch.cat([rows, rows[..., 1:, :] - rows[..., :1, :]], -2).to(y)  # (K,B,3,C): b, f, f - b
     weights = _over_channels(rows, h)  # (K,B,3,N)
     b, f, difference = weights.unbind(2)
@@ -87,14 +89,21 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     return normalised(factor) if formula.normalise_factors else factor
 
 
+def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
+    """(G + ridge I)^-1 of 2x2 matrices: the adjugate over the determinant, which is at least ridge * trace."""
+    b, off, f = gram[..., 0, 0] + ridge, gram[..., 0, 1], gram[..., 1, 1] + ridge
+    adjugate = torch.stack([f, -off, -off, b], -1).unflatten(-1, (2, 2))
+    return adjugate / (b * f - off * off)[..., None, None]
+
+
 def _over_places(h: Tensor, sets: Tensor) -> Tensor:
     """sum_n h[c,n] sets[n,s] -> (K,B,C,S), without copying h for each class when it is shared."""
-    if h.dim() == sets.dim():
-        return torch.matmul(h, sets)
+    if h.dim() == sets.dim():  # the long axes last: twice as fast as h @ sets
+        return torch.matmul(sets.mT, h.mT).mT
     k, s = sets.shape[0], sets.shape[-1]
-    columns = sets.permute(1, 2, 0, 3).flatten(2)  # (B,N,K*S)
-    sums: Tensor = torch.matmul(h, columns).unflatten(-1, (k, s))
-    return sums.permute(2, 0, 1, 3)
+    columns = sets.permute(1, 0, 3, 2).flatten(1, 2)  # (B,K*S,N)
+    sums: Tensor = torch.matmul(columns, h.mT).unflatten(1, (k, s))
+    return sums.permute(1, 0, 3, 2)
 
 
 def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
@@ -128,22 +137,31 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     residual neither drowns the class evidence nor vanishes beside it.
     """
     axes = tuple(range(2, carrier.dim()))
-    active = carrier != 0
+    active = active_units(carrier)
     residual = residual * active
-    centred = residual - active * (residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1))
-    whole, own, size = (t.abs().sum(axes, keepdim=True, dtype=torch.float64) for t in (residual, centred, carrier))
+    mean = residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1)
+    whole, size = _magnitude(residual), _magnitude(carrier)
+    centred = residual.addcmul_(active, mean, value=-1)
+    own = _magnitude(centred)
     # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
     says_something = own > 100 * torch.finfo(carrier.dtype).eps * whole
-    return carrier + centred * (weight * divide(size, own) * says_something).to(carrier)
+    return torch.addcmul(carrier, centred, (weight * divide(size, own) * says_something).to(carrier))
+
+
+def _magnitude(t: Tensor) -> Tensor:
+    """Sum of |t| of each class and image, (K,B,1,1,1): over places as it is, then in float64."""
+    sums = t.abs().sum((-2, -1), keepdim=True)
+    return sums.sum(tuple(range(2, t.dim())), keepdim=True, dtype=torch.float64)
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
     """A [1 2 1]/4 filter along both axes over the active units of each channel; the sum is conserved.
 
-    Strided convolutions hand relevance to every second place only; this takes the checkerboard out.
+    Strided convolutions hand relevance to every second place only; this takes the checkerboard out. `t` is 0 where
+    `active` is; elsewhere the norm is at least the filter's centre, 1/4.
     """
-    norm = _blur(active.to(t))
-    return active * _blur(divide(t, norm))
+    norm = _blur(active.to(t)).clamp_(min=0.25)
+    return _blur(t / norm).mul_(active)
 
 
 def _blur(t: Tensor) -> Tensor:

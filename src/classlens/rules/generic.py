@@ -23,12 +23,29 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
     """
-    return (a / b).masked_fill_(b == 0, 0)
+    return _unless_zero(a / b, b)
 
 
 def divide_released(a: Tensor, b: Tensor) -> Tensor:
     """The released code's guarded division: a / (b + 1e-9), and 0 where b is 0."""
-    return (a / (b + 1e-9)).masked_fill_(b == 0, 0)
+    return _unless_zero(a / (b + 1e-9), b)
+
+
+def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
+    # Comparing and filling takes ten times as long as dividing on a CPU, and mostly no divisor is 0. (Elsewhere the
+    # question itself would cost more: the device would have to be waited for.)
+    if b.device.type == "cpu" and b.numel() and b.abs().amin() > 0:
+        return quotient
+    return quotient.masked_fill_(b == 0, 0)
+
+
+def active_units(x: Tensor) -> Tensor:
+    """1 where a unit is on, 0 where it is 0: numbers, since truth values are slow to compute with on a CPU.
+
+    >>> active_units(torch.tensor([2.0, 0.0, -1.0]))
+    tensor([1., 0., 1.])
+    """
+    return x.sign().abs_()
 
 
 def magnitude(x: Tensor) -> Tensor:

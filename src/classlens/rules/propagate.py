@@ -75,7 +75,9 @@ class Ledger:
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
-        rows = relevance.flatten(2).sum(2, dtype=torch.float64)
+        # A sum in another precision would copy the tensor: only the sums over places are added in float64.
+        rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
+        rows = rows.flatten(2).sum(2, dtype=torch.float64)
         return rows.unflatten(1, (self.images, -1)).sum(2) if rows.shape[1] % self.images == 0 else rows
 
     def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
