@@ -69,17 +69,22 @@ def _takes_norm(layer: Node, norm: Node) -> bool:
 
 def _with_norm(layer: Node, norm: Node) -> Node:
     scale, offset = batchnorm_affine(norm)
-    a = layer.arguments()
-    weight, bias = a["weight"].detach(), a.get("bias")
-    weight = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+    bias = layer.arguments().get("bias")
     bias = offset if bias is None else offset + bias.detach() * scale
-    return _changed(layer, norm.outputs, weight=weight, bias=bias)
+    # The weight is scaled when it is used: all scaled weights of a network at once are new memory, which takes longer
+    # to get than to fill.
+    return _changed(layer, norm.outputs, bias=bias, scale=scale)
+
+
+def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """A layer's weight with the scale of the normalisation folded into it."""
+    return weight if scale is None else weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
 
 
 def _changed(layer: Node, outputs: tuple[Value, ...], **changes: Any) -> Node:
     kwargs = layer.arguments() | changes
     value = kwargs.pop("input")
-    func: Callable[..., Tensor] = F.linear if layer.op == "linear" else _padded_conv
+    func: Callable[..., Tensor] = _scaled_linear if layer.op == "linear" else _padded_conv
     return Node(layer.op, func, (value,), kwargs, outputs, layer.module)
 
 
@@ -122,11 +127,17 @@ def pad_sizes(before: Sequence[int], after: Sequence[int]) -> list[int]:
     return [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
 
 
-def _padded_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: Any = 0, **rest: Any) -> Tensor:
-    """A convolution whose padding may be (before, after) for each axis."""
+def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    return F.linear(x, scaled(weight, scale), bias)
+
+
+def _padded_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: Any = 0, scale: Tensor | None = None, **rest: Any
+) -> Tensor:
+    """A convolution whose weight may have a scale, and whose padding may be (before, after) for each axis."""
     conv = _CONV[f"conv{weight.dim() - 2}d"]
     if isinstance(padding, tuple) and isinstance(padding[0], tuple):
         before, after = padding
         x, padding = F.pad(x, pad_sizes(before, after)), 0
-    result: Tensor = conv(x, weight, bias, padding=padding, **rest)
+    result: Tensor = conv(x, scaled(weight, scale), bias, padding=padding, **rest)
     return result

@@ -11,6 +11,7 @@ or not. Nothing is attached to the model: no hook, no attribute, no gradient.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
@@ -30,16 +31,24 @@ from classlens.errors import CaptureError, ModelError
 Picker = str | int | Callable[[Any], Tensor] | None
 
 
+# What these gave is made again where it was overwritten and is asked for: it rarely is, and a copy costs as much.
+_MADE_AGAIN = frozenset(("batch_norm", "add"))
+
+
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tensor that depends on the image, as it was when it was made (a copy, if it was overwritten later)."""
+    """A tensor that depends on the image, as it was when it was made, also if it was overwritten later."""
 
-    tensor: Tensor
+    kept: Tensor | Callable[[], Tensor]  # the tensor, or how to make it again
     edge: GradientEdge | None  # where autograd meets this value; None: no gradient flows here
+    shape: torch.Size
 
     @property
-    def shape(self) -> torch.Size:
-        return self.tensor.shape
+    def tensor(self) -> Tensor:
+        if not isinstance(self.kept, Tensor):
+            with torch.no_grad():
+                self.kept = self.kept()
+        return self.kept
 
 
 @dataclass(eq=False, slots=True)
@@ -80,11 +89,24 @@ class Node:
             changes = constants is not None and isinstance(leaf, Tensor) and leaf.is_floating_point()
             return constants(leaf.detach()) if changes and constants else leaf
 
-        args, kwargs = _map((self.args, self.kwargs), fill)
-        if self.mutates:  # it writes into its first argument, which belongs to the caller or to the record
-            args = (args[0].clone(), *args[1:])
-        result = self.func(*args, **kwargs)
-        return tuple(leaf for leaf in _leaves(args[0] if self.mutates else result) if isinstance(leaf, Tensor))
+        return _run(self.func, *_map((self.args, self.kwargs), fill), self.mutates)
+
+
+def _run(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> tuple[Tensor, ...]:
+    if mutates:  # it writes into its first argument, which belongs to the caller or to the record
+        args = (args[0].clone(), *args[1:])
+    result = func(*args, **kwargs)
+    return tuple(leaf for leaf in _leaves(args[0] if mutates else result) if isinstance(leaf, Tensor))
+
+
+def _made_again(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> Tensor:
+    """The only output of a call, run again on the values that went in.
+
+    (Not a Node's method: a value that knew its node, which knows its values, would outlive its tape.)
+    """
+    args, kwargs = _map((args, kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
+    (output,) = _run(func, args, kwargs, mutates)
+    return output
 
 
 @dataclass(eq=False)
@@ -302,13 +324,14 @@ class _Recorder(TorchFunctionMode):
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
         self.alive: list[Tensor] = []  # every tensor seen: a freed one would give its id to another
         self.by_storage: dict[int, list[Tensor]] = {}
+        self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
         self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         self.image_node: Any = None
 
     def admit(self, tensor: Tensor) -> Value:
         """Note a live tensor as it is now."""
-        value = Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None)
+        value = Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
         if self.image_node is None and value.edge is not None:
             self.image_node = value.edge.node
         if id(tensor) not in self.values:
@@ -361,6 +384,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Node:
         args, kwargs = frozen
         node = Node(op or ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates)
+        self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
         return node
 
@@ -386,11 +410,11 @@ class _Recorder(TorchFunctionMode):
         aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
         for t in aliases:  # keep what was there
             value = self.values[id(t)]
-            if _storage(value.tensor) == _storage(target):
-                value.tensor = value.tensor.clone()
-        before = self.values.get(id(target), target.detach().clone())
+            if isinstance(value.kept, Tensor) and _storage(value.kept) == _storage(target):
+                self._keep(value)
+        before = self._now(target)
         base = target._base if target._is_view() else None
-        base_before = None if base is None else self.values.get(id(base), base.detach().clone())
+        base_before = None if base is None else self._now(base)
         frozen = self._freeze((args, kwargs))
         if not isinstance(before, Value):  # a constant buffer becomes live
             frozen = _map(frozen, lambda leaf: before if leaf is target else leaf)
@@ -415,6 +439,18 @@ class _Recorder(TorchFunctionMode):
                 frozen = ((self.values[id(owner)], *geometry), {})
                 self._write(torch.as_strided, frozen, [self.admit(t)])
         return result
+
+    def _keep(self, value: Value) -> None:
+        """Keep a value whose memory is about to hold something else."""
+        maker = self.makers.get(value)
+        if maker is not None and maker.op in _MADE_AGAIN:
+            value.kept = functools.partial(_made_again, maker.func, maker.args, maker.kwargs, maker.mutates)
+        else:
+            value.kept = value.tensor.clone()
+
+    def _now(self, tensor: Tensor) -> Value | Tensor:
+        """What a tensor holds: its value if it is live, else a copy."""
+        return self.values[id(tensor)] if id(tensor) in self.values else tensor.detach().clone()
 
     def _refresh_base(self, view: Tensor, base: Tensor, before: Any) -> None:
         """The tensor under a view that was written to holds a new value: the old one with the view pasted in."""

@@ -34,8 +34,10 @@ def divide_released(a: Tensor, b: Tensor) -> Tensor:
 def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
     # Comparing and filling takes ten times as long as dividing on a CPU, and mostly no divisor is 0. (Elsewhere the
     # question itself would cost more: the device would have to be waited for.)
-    if b.device.type == "cpu" and b.numel() and b.abs().amin() > 0:
-        return quotient
+    if b.device.type == "cpu" and b.numel():
+        low, high = b.aminmax()
+        if low > 0 or high < 0 or b.abs().amin() > 0:
+            return quotient
     return quotient.masked_fill_(b == 0, 0)
 
 

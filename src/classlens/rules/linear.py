@@ -19,7 +19,7 @@ import torch.nn.grad as conv_grad
 from torch import Tensor
 
 from classlens.capture import Node, Value
-from classlens.capture.fold import pad_sizes
+from classlens.capture.fold import pad_sizes, scaled
 from classlens.rules.generic import Quotient, Shares, divide
 
 LINEAR_OPS = frozenset(
@@ -35,16 +35,21 @@ class LinearMap:
     """A recorded linear layer."""
 
     value: Value  # its live input
-    weight: Tensor
+    unscaled: Tensor  # the weight without `scale`
     bias: Tensor | None  # shaped to be added to the output
     forward: Callable[[Tensor, Tensor], Tensor]  # (x, W) -> W x, no bias
     adjoint: Callable[[Tensor, Tensor], Tensor]  # (r (K, *output shape), W) -> W^T r (K, *input shape)
     of_ones: Callable[[Tensor], Tensor]  # W -> W 1, for one image; cheaper than `forward` of an image of ones
     kernel: tuple[int, ...]  # () for a linear layer
+    scale: Tensor | None = None  # of a normalisation folded into the layer
 
     @property
     def x(self) -> Tensor:
         return self.value.tensor
+
+    @functools.cached_property
+    def weight(self) -> Tensor:
+        return scaled(self.unscaled, self.scale)
 
 
 def linear_map(node: Node) -> LinearMap:
@@ -52,10 +57,10 @@ def linear_map(node: Node) -> LinearMap:
     a = node.arguments()
     value: Value = a["input"]
     # A weight that itself depends on the image (dynamic convolution) is read as the constant it was.
-    weight, bias = _constant(a["weight"]), _constant(a.get("bias"))
+    weight, bias, scale = _constant(a["weight"]), _constant(a.get("bias")), a.get("scale")
     assert weight is not None
     if node.op == "linear":
-        return LinearMap(value, weight, bias, F.linear, torch.matmul, lambda w: w.sum(1), ())
+        return LinearMap(value, weight, bias, F.linear, torch.matmul, lambda w: w.sum(1), (), scale)
     n = int(node.op[-2])
     bias = None if bias is None else bias.reshape(-1, *[1] * n)
     kernel = tuple(weight.shape[2:])
@@ -101,8 +106,9 @@ def linear_map(node: Node) -> LinearMap:
 
             return _classwise(r, back)
 
-        return LinearMap(value, weight, bias, forward, adjoint, of_ones, kernel)
-    return _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups), of_ones)
+        return LinearMap(value, weight, bias, forward, adjoint, of_ones, kernel, scale)
+    uneven = _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups), of_ones)
+    return dataclasses.replace(uneven, scale=scale)
 
 
 def _unevenly_padded(
@@ -203,14 +209,15 @@ def by_blocks(rule: LinearRule) -> LinearRule:
 
     @functools.wraps(rule)
     def blockwise(layer: LinearMap, relevance: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        rows = max(1, _BLOCK // layer.weight[0].numel())
-        if layer.kernel or rows >= len(layer.weight):
+        outputs, inputs = layer.unscaled.shape[:2]
+        rows = max(1, _BLOCK // inputs)
+        if layer.kernel or rows >= outputs:
             return rule(layer, relevance, *args, **kwargs)
         total: Tensor | None = None
-        for at in range(0, len(layer.weight), rows):
+        for at in range(0, outputs, rows):
             block = slice(at, at + rows)
-            bias = None if layer.bias is None else layer.bias[block]
-            part = dataclasses.replace(layer, weight=layer.weight[block], bias=bias)
+            bias, scale = (None if t is None else t[block] for t in (layer.bias, layer.scale))
+            part = dataclasses.replace(layer, unscaled=layer.unscaled[block], bias=bias, scale=scale)
             share = rule(part, relevance[..., block], *args, **kwargs)
             total = share if total is None else total.add_(share)
         assert total is not None
