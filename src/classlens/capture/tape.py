@@ -508,22 +508,39 @@ def _overlaps(tensor: Tensor, region: Tensor) -> bool:
     return bool(region.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).any())
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+# Each operation's arguments are searched several times, and most of them are such: asking for the type is quickest.
+_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size))
+_WHOLE = frozenset((Tensor, nn.Parameter, Value))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """What stands in nested tuples, lists, dicts and slices, without numbers, names and the like."""
+    if type(tree) in _ATOMS:
+        return []
     if isinstance(tree, tuple | list):
-        for item in tree:
-            yield from _leaves(item)
+        items: Any = tree
     elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _leaves(item)
+        items = tree.values()
     elif isinstance(tree, slice):
-        yield from (tree.start, tree.stop, tree.step)
+        items = (tree.start, tree.stop, tree.step)
     else:
-        yield tree
+        return [tree]
+    found: list[Any] = []
+    for item in items:
+        kind = type(item)
+        if kind in _WHOLE:
+            found.append(item)
+        elif kind not in _ATOMS:
+            found.extend(_leaves(item))
+    return found
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, torch.Size):
+    kind = type(tree)
+    if kind in _ATOMS:
         return tree
+    if kind in _WHOLE:
+        return change(tree)
     if isinstance(tree, tuple | list):
         items = [_map(item, change) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
