@@ -47,3 +47,13 @@ def test_names_of_methods() -> None:
         method_names("agf,lrpp")
     with pytest.raises(MethodError, match="no method was given"):
         method_names(",")
+
+
+def test_in_a_notebook_it_shows_its_figure_and_elsewhere_a_line() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 4)).eval()
+    c = compare(model, pictures(1), 1, ["lrp", "gradcam"])
+    data, size = c._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    assert size["width"] > 200
+    assert repr(c) == "<Comparison of lrp; gradcam failed>"

@@ -1,6 +1,8 @@
+import io
 import json
 from pathlib import Path
 
+import matplotlib.pyplot
 import numpy as np
 import pytest
 import torch
@@ -132,3 +134,12 @@ def test_operations_of_a_network() -> None:
     found = operations(loaded())
     assert found["conv2d"] == 2
     assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_in_a_notebook_it_shows_its_figure_and_elsewhere_a_line(photo: Path) -> None:
+    e = classlens.explain(loaded(), photo, ["thing 4", "thing 1"])
+    data, size = e._repr_png_()
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.width > size["width"] > 300  # more dots than the place it takes, for dense screens
+    assert matplotlib.pyplot.get_fignums() == []
+    assert repr(e) == "<Explanation by agf of tiny: maps (1, 2, 32, 32) for thing 4, thing 1>"

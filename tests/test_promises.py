@@ -16,14 +16,10 @@ from classlens.capture.tape import pick_output
 from classlens.errors import ModelError
 from classlens.methods import METHODS
 from networks import NETWORKS, RELU_LIKE, build, pictures
+from quick import QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
-# Fewer samples where a method draws many, so that the whole table stays quick; the promises do not depend on them.
-QUICK: dict[str, dict[str, Any]] = {
-    "rise": {"n_masks": 6}, "meaningful-perturbation": {"steps": 3}, "smoothgrad": {"samples": 3},
-    "integrated-gradients": {"steps": 4}, "gradient-shap": {"samples": 3}, "deeplift-shap": {"baselines": "zero+noise"},
-}  # fmt: skip
 # The release divides by its own small sums; in float32 rounding decides (METHOD: up to 0.4 relative on ResNet-18).
 UNSTABLE = {"agf-release", "agf-paper"}
 every = pytest.mark.parametrize(

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ALIKE = 0.9  # correlation from which two classes' maps show the same thing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """What each method says about one picture."""
+    """What each method says about one picture. In a notebook it shows its figure."""
 
     explanations: dict[str, Explanation]
     failures: dict[str, str]  # methods that cannot serve this model, and why
@@ -51,6 +51,15 @@ class Comparison:
         from classlens import render
 
         return render.comparison(self.explanations, self.failures)
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        from classlens import render
+
+        return render.notebook_png(self.figure())
+
+    def __repr__(self) -> str:
+        failed = f"; {', '.join(self.failures)} failed" if self.failures else ""
+        return f"<Comparison of {', '.join(self.explanations) or 'nothing'}{failed}>"
 
 
 def compare(

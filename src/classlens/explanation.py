@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from classlens.capture import record, unwrap
 from classlens.capture.tape import Picker
-from classlens.errors import ImageError, ModelError
+from classlens.errors import ImageError, ModelError, TargetError
 from classlens.images import check_batch
 from classlens.methods import Case, LayerTrace, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel
-from classlens.targets import Targets, resolve_targets
+from classlens.targets import Targets, name_of, resolve_targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +48,9 @@ class Report:
         return numbers | {"ops": self.ops, "seconds": self.seconds, "notes": list(self.notes)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """Signed evidence maps with all that is needed to read them.
+    """Signed evidence maps with all that is needed to read them. In a notebook it shows its figure.
 
     >>> e = explain(model, images, targets=top(2))
     >>> e.maps.shape, e.targets.shape
@@ -58,7 +58,7 @@ class Explanation:
     """
 
     maps: Tensor  # (B,K,H,W), raw: positive for the class, negative against it
-    targets: Tensor  # (B,K)
+    targets: Tensor  # (B,K); -1 is the first of `scalars`, -2 the second
     logits: Tensor  # (B,C)
     pictures: Tensor  # (B,3,H,W) in [0,1]: what the network saw
     labels: tuple[str, ...] | None
@@ -67,14 +67,24 @@ class Explanation:
     report: Report
     trace: tuple[LayerTrace, ...] = ()
     model: str = ""
+    scalars: tuple[str, ...] = ()  # names of the callables among the targets
+    multilabel: bool = False  # each class has a probability of its own
 
     def label(self, class_index: int) -> str:
-        """A class's name, or `class 7` where the model has no names."""
+        """A class's name, or `class 7` where the model has no names; of a negative index, the callable's."""
+        if class_index < 0:
+            return self.scalars[-1 - class_index]
         return self.labels[class_index] if self.labels else f"class {class_index}"
 
     def probability(self, row: int, k: int) -> float:
-        """Softmax probability of the k-th explained class of an image."""
-        return float(self.logits[row].double().softmax(0)[self.targets[row, k]])
+        """Probability of the k-th explained class of an image; NaN where that is a callable's number.
+
+        Of a multi-label network the sigmoid, of others the softmax.
+        """
+        if self.targets[row, k] < 0:
+            return float("nan")
+        logits = self.logits[row].double()
+        return float((logits.sigmoid() if self.multilabel else logits.softmax(0))[self.targets[row, k]])
 
     def figure(self) -> Figure:
         """Photographs and overlays, drawn; `e.figure().savefig("e.png")`."""
@@ -87,6 +97,15 @@ class Explanation:
         from classlens import render
 
         return render.save(self, folder)
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        from classlens import render
+
+        return render.notebook_png(self.figure())
+
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(self.label(i) for i in self.targets.flatten().tolist()))
+        return f"<Explanation by {self.method} of {self.model}: maps {tuple(self.maps.shape)} for {names}>"
 
 
 def explain(
@@ -107,35 +126,50 @@ def explain(
 
     `model` is any `nn.Module` in eval mode, used as it is and left as it was, or a loaded model. `images` is a
     preprocessed tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the likeliest
-    class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)`. `method` is a name of
+    class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that makes a number of one
+    image's logits, such as `lambda y: y[281] - y[207]` or a target of pytorch-grad-cam. `method` is a name of
     `classlens.METHODS`; its options follow as keywords or in brackets, "agf-release(without=A)". `output` picks the
     logits of a model that returns a dict or a tuple. `trace=True` keeps the terms of every layer.
     """
+    begun = time.perf_counter()
+    case, result = run(model, images, targets, method, trace=trace, output=output, **options)
+    loaded = model if isinstance(model, LoadedModel) else None
+    return Explanation(
+        maps=result.maps.detach(),
+        targets=case.targets,
+        logits=case.tape.logits,
+        pictures=_pictures(case.images, loaded),
+        labels=None if loaded is None else loaded.labels,
+        method=method,
+        signed=resolve(method)[0].signed,
+        report=_report(result, case.tape.ops(), time.perf_counter() - begun),
+        trace=result.trace,
+        model=loaded.name if loaded is not None else type(case.model).__name__,
+        scalars=tuple(map(name_of, case.scalars)),
+        multilabel=loaded is not None and loaded.multilabel,
+    )
+
+
+def run(
+    model: nn.Module | LoadedModel, images: Any, targets: Targets, method: str, *, trace: bool = False,
+    output: Picker = None, **options: Any,
+) -> tuple[Case, Result]:  # fmt: skip
+    """What `explain` does before it packs: the case, and what the method made of it; for adapters."""
     chosen, written = resolve(method)
     options = written | options
     check_options(chosen, options)
-    begun = time.perf_counter()
     network, batch, loaded = _prepare(model, images)
     with torch.inference_mode(False):  # a caller's inference mode would forbid what the methods do
         tape = record(network, batch, output)
-        logits = tape.logits
-        _check_logits(logits, len(batch))
-        labels = _labels(loaded, logits.shape[1])
-        classes = resolve_targets(targets, logits, labels)
-        case = Case(unwrap(network), batch, tape, classes, output, trace)
-        result = chosen.run(case, **options)
-    return Explanation(
-        maps=result.maps.detach(),
-        targets=classes,
-        logits=logits,
-        pictures=_pictures(batch, loaded),
-        labels=labels,
-        method=method,
-        signed=chosen.signed,
-        report=_report(result, tape.ops(), time.perf_counter() - begun),
-        trace=result.trace,
-        model=loaded.name if loaded is not None else type(unwrap(network)).__name__,
-    )
+        _check_logits(tape.logits, len(batch))
+        classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
+        if scalars and not chosen.scalars:
+            raise TargetError(
+                f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands "
+                f"back one logit as it is; {name_of(scalars[0])!r} makes another number of them"
+            )
+        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars)
+        return case, chosen.run(case, **options)
 
 
 def operations(model: LoadedModel) -> dict[str, int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import os
 import re
 import textwrap
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from matplotlib import colormaps
-from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
@@ -49,6 +50,9 @@ _DIVERGING = LinearSegmentedColormap.from_list(
     N=257,  # odd, so that zero has a colour of its own: white
 )
 _SEQUENTIAL = colormaps["inferno"]
+_CLASS_COLOURS = ListedColormap(  # of label maps: apart from each other for most eyes, and none is grey
+    ["#e4202c", "#1f6fe0", "#2ca02c", "#ff9f1c", "#9b5de5", "#00bbd4", "#f15bb5", "#8c564b", "#c2b800", "#0b6e4f"]
+)
 # The part of the colours that overlays use. Pale ends would veil the photograph without saying anything, and dark
 # ones would be lost in its shadows: there, strength is how dense a vivid colour is.
 _ALL, _VIVID = (0.0, 1.0), (0.45, 0.8)
@@ -57,6 +61,7 @@ _PERCENTILE = 99.5
 
 _GREY = "#666666"
 _DPI = 150
+_NOTEBOOK_DPI, _NOTEBOOK_WIDTH = 84, 1000  # of a figure on the screen, where drawn dots are finer; and the most
 _MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
 _PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
 _ABREAST = 7  # methods beside each other in a comparison
@@ -85,7 +90,7 @@ def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
     >>> heatmap(np.array([[-1.0, 0.0, 1.0]]))[0, 1].tolist()
     [255, 255, 255]
     """
-    return _to_bytes(_colours(_scaled(evidence, signed), signed, _ALL))
+    return _to_bytes(_colours(scaled(evidence, signed), signed, _ALL))
 
 
 def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8) -> RGB:
@@ -93,7 +98,7 @@ def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: f
 
     >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # where there is no evidence: the grey photograph
     """
-    level = _scaled(evidence, signed)
+    level = scaled(evidence, signed)
     alpha = opacity * np.abs(level)[..., None]
     grey = _grey(picture)[..., None]
     return _to_bytes((1 - alpha) * grey + alpha * _colours(level, signed, _VIVID))
@@ -157,7 +162,7 @@ def _checked(evidence: Evidence) -> NDArray[np.float64]:
     return values
 
 
-def _scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
+def scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
     """The map in [-1,1], zero kept, the same scale on both sides; without signs in [0,1] from its smallest value."""
     values = _checked(evidence)
     if not signed:
@@ -253,6 +258,39 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
     return fig
 
 
+def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int = 0) -> Figure:
+    """The picture, its label map (H,W) in a colour for each explained class, and a legend.
+
+    >>> segmentation(e, label_map(e.maps[0].numpy(), e.signed))     # 1 is the first explained class, 0 none of them
+    """
+    picture, classes = explanation.pictures[row], explanation.targets.shape[1]
+    colours = np.array([[0.0, 0.0, 0.0], *(_CLASS_COLOURS(k % _CLASS_COLOURS.N)[:3] for k in range(classes))])
+    alpha = 0.65 * (labels > 0)[..., None]
+    height, width = labels.shape
+    fig, ((photo, painted, legend),) = _panels(1, 3, height / width)
+    _draw(photo, _to_bytes(picture.detach().cpu().double().permute(1, 2, 0).numpy()))
+    _head(photo, "picture")
+    _draw(painted, _to_bytes((1 - alpha) * _grey(picture)[..., None] + alpha * colours[labels]), "nearest")
+    _head(painted, "strongest evidence")
+    legend.set_axis_off()
+    legend.set(xlim=(0, 1), ylim=(0, 1))
+    step = min(0.11, 0.96 / (classes + 1))
+    for k in range(classes + 1):
+        y = 0.97 - k * step
+        name = "none of them" if k == classes else _name(explanation, row, k)
+        chance = "" if k == classes else probability_text(explanation.probability(row, k))
+        colour = (0.8, 0.8, 0.8) if k == classes else colours[k + 1]
+        share = float((labels == (0 if k == classes else k + 1)).mean())
+        legend.plot(0.04, y, marker="s", markersize=11, color=colour)
+        legend.text(0.11, y, name, va="center_baseline", fontsize=10, fontweight="bold", parse_math=False)
+        text = f"{chance},  {_percent(share)} of the picture" if chance else f"{_percent(share)} of the picture"
+        legend.text(1.0, y, text, va="center_baseline", ha="right", fontsize=9, color=_GREY)
+    words = "  ·  ".join(word for word in (explanation.method, explanation.model) if word)
+    start, inches = photo.get_position().x0, fig.get_size_inches()[1]
+    fig.text(start, 0.235 / inches, words, va="center_baseline", fontsize=9, color=_GREY, parse_math=False)
+    return fig
+
+
 def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: int | Sequence[str] = 5) -> Figure:
     """What each term of AGF contributes: a column for each term, a row for each layer, deep ones first.
 
@@ -277,8 +315,10 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
     return fig
 
 
-def probability_text(probability: float) -> str:
-    """14.2 %, and for very unlikely classes <0.1 %."""
+def probability_text(probability: float | None) -> str:
+    """14.2 %, and for very unlikely classes <0.1 %; nothing for what is no class and so has none (None or NaN)."""
+    if probability is None or math.isnan(probability):
+        return ""
     return "<0.1 %" if probability < 0.0005 else f"{100 * probability:.1f} %"
 
 
@@ -376,12 +416,22 @@ def write_png(path: Path, picture: RGB | Figure) -> Path:
 
     >>> write_png(Path("out/figure.png"), figure(explanation))
     """
+    return _write(path, png(picture))
+
+
+def png(picture: RGB | Figure) -> bytes:
+    """What `write_png` writes."""
     buffer = io.BytesIO()
     if isinstance(picture, Figure):
         picture.savefig(buffer, format="png", metadata={"Software": None})
     else:
         Image.fromarray(picture).save(buffer, format="png")
-    return _write(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def notebook_png(fig: Figure) -> tuple[bytes, dict[str, int]]:
+    """A figure as notebooks take it: a PNG of many dots, and how wide to show it."""
+    return png(fig), {"width": min(round(_NOTEBOOK_DPI * fig.get_size_inches()[0]), _NOTEBOOK_WIDTH)}
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -454,12 +504,12 @@ def summary(explanation: Explanation, row: int = 0) -> str:
 
 
 def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any]:
-    evidence = explanation.maps[row, k]
+    evidence, probability = explanation.maps[row, k], explanation.probability(row, k)
     cells, against = shares(evidence)
     return {
         "name": _name(explanation, row, k),
         "index": int(explanation.targets[row, k]),
-        "probability": explanation.probability(row, k),
+        "probability": None if math.isnan(probability) else probability,
         "where": where(evidence, explanation.signed),
         "cells": cells,
         "against": against,

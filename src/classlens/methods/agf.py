@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from classlens.methods.layers import (
     own_gradient,
     spatial_before_flatten,
 )
-from classlens.methods.registry import Case, LayerTrace, Result, balance, method
+from classlens.methods.registry import Case, LayerTrace, Result, balance, method, of_colours
 from classlens.rules import agf as terms
 from classlens.rules.generic import Shares, divide, proportional
 from classlens.rules.linear import (
@@ -41,6 +41,7 @@ from classlens.rules.linear import (
 )
 from classlens.rules.linear import only as only_input
 from classlens.rules.propagate import Ledger, Rule, Sweep, propagate, rule_for
+from classlens.targets import picked
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
 TERMS = ("A", "Fx", "Fdx", "M", "gate")
@@ -64,11 +65,12 @@ class Streams:
 def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
     """Eq. 7 and the gradient stream: one backward pass a class gives the gradient at every layer."""
     logits = tape.logits.detach().requires_grad_()
-    if (logits == logits[:, :1]).all(1).any():
+    alone = logits.shape[1] == 1  # a network of one output has no other class to be compared with: its logit is the score
+    if not alone and (logits == logits[:, :1]).all(1).any():
         row = int((logits == logits[:, :1]).all(1).nonzero()[0])
         raise TargetError(f"the logits of image {row} are all equal: the model finds no class, so there is no evidence")
     with torch.enable_grad():
-        scores = terms.highlighted(logits, case.targets)
+        scores = case.scores(logits, picked if alone else terms.highlighted)  # of a callable, the number that it gives
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
     gradients = tape.gradients(cotangents, gradient_values([*last_layers(tape), *full]))
     start = evidence_at_last(tape, gradients)
@@ -78,8 +80,8 @@ def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
 def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
     """Pack a sweep's outcome; `relevance` (K,B,C,H,W) is summed over colours."""
     layers = tuple(LayerTrace(n.module, n.op, t) for n, t in (streams.trace or {}).items())
-    maps = relevance.sum(2).transpose(0, 1)
-    return Result(maps, balance(sweep, streams.start), tuple(sweep.notes), layers)
+    packed = of_colours(relevance, balance(sweep, streams.start))
+    return replace(packed, notes=tuple(sweep.notes), trace=layers)
 
 
 # ------------------------------------------------------------------------------------------------------ balanced
@@ -93,7 +95,7 @@ RESIDUAL_FROM_STRIDE = 16  # the residual enters where feature maps are at least
     "agf",
     family="attribution-guided factorisation",
     summary="balanced AGF: our rule, for modern networks too",
-    class_specific=True, signed=True, conserves=True, paper=PAPER,
+    class_specific=True, signed=True, conserves=True, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
     """The paper's terms with each layer's energies in balance.
@@ -212,7 +214,7 @@ def _halves(node: Node) -> bool:
     "agf-paper",
     family="attribution-guided factorisation",
     summary="Algorithm 1 of the paper to the letter",
-    class_specific=True, signed=True, conserves=False, paper=PAPER,
+    class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = None) -> Result:
     """Every convolution gets the full rule, also the first; residual sums by Def. 1."""
@@ -225,7 +227,7 @@ def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = 
     "agf-release",
     family="attribution-guided factorisation",
     summary="what the authors' released code computes, numerically",
-    class_specific=True, signed=True, conserves=False, paper=PAPER,
+    class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf_release(
     case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None

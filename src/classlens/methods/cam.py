@@ -168,7 +168,7 @@ def _on_image(case: Case, cam: Tensor) -> Result:
     "gradcam",
     family="activation maps",
     summary="last feature map, its channels weighted by their mean gradient, positive part",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Selvaraju et al.: Grad-CAM, ICCV 2017",
 )  # fmt: skip
 def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: str = "default") -> Result:
@@ -176,7 +176,7 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
 
     The release divides by the largest value, and gives NaN where nothing is positive; here that map is 0.
     """
-    cam = weighted_by_mean_gradient(*chosen_map(case, case.one_hot(), layer, shallower))
+    cam = weighted_by_mean_gradient(*chosen_map(case, case.directions(), layer, shallower))
     if is_release(variant):
         cam = divide(cam, cam.amax((-2, -1), keepdim=True))
     return _on_image(case, cam)
@@ -186,12 +186,12 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
     "layercam",
     family="activation maps",
     summary="last feature map, each place weighted by its own positive gradient",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Jiang et al.: LayerCAM, IEEE TIP 2021",
 )  # fmt: skip
 def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
     """(sum_c x_c gradient_c+)+: sharp in shallow layers too."""
-    features, gradients = chosen_map(case, case.one_hot(), layer, shallower)
+    features, gradients = chosen_map(case, case.directions(), layer, shallower)
     return _on_image(case, (features * gradients.clamp(min=0)).sum(2, keepdim=True).clamp(min=0))
 
 

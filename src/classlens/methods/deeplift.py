@@ -22,7 +22,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Tape, Value, record
 from classlens.errors import CaptureError, UnsupportedOp
-from classlens.methods.gradient import completeness, summed
+from classlens.methods.gradient import complete
 from classlens.methods.inputs import Baseline, asked
 from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.progress import track
@@ -49,7 +49,7 @@ UP_TO_QUADRATIC = frozenset(
 
 @method(
     "deeplift-shap", family="gradients", summary="difference from baselines, handed back by the rescale rule",
-    class_specific=True, signed=True, conserves=True,
+    class_specific=True, signed=True, conserves=True, scalars=True,
     paper="Shrikumar et al.: DeepLIFT, ICML 2017; Lundberg, Lee: SHAP, NeurIPS 2017",
 )  # fmt: skip
 def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+blur+noise", seed: int = 0) -> Result:
@@ -58,16 +58,25 @@ def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+b
     Baselines: 0 (the mean colour), the image's darkest colour, the image blurred, seeded noise. Complete: the map sums
     to the mean difference of logits, and the report says how exactly.
     """
-    asked_here, total = asked(case.tape.logits, case.targets), torch.zeros((), device=case.images.device)
+    asked_here, total = asked(case, case.tape.logits), torch.zeros((), device=case.images.device)
     difference = torch.zeros_like(asked_here)
     with torch.inference_mode(False):
         starts = make_baselines(case.images, baselines, seed)
         for start in track(starts, len(starts), "deeplift-shap"):
             other = record(case.model, start, case.output)
-            total = total + multipliers(case.tape, other, case.one_hot()) * (case.images.detach() - start)
-            difference = difference + asked_here - asked(other.logits, case.targets)
-    maps = summed(total / len(starts))
-    return Result(maps, completeness(difference / len(starts), maps))
+            top = mean_direction(case, other.logits)
+            total = total + multipliers(case.tape, other, top) * (case.images.detach() - start)
+            difference = difference + asked_here - asked(case, other.logits)
+    return complete(total / len(starts), difference / len(starts))
+
+
+def mean_direction(case: Case, other: Tensor) -> Tensor:
+    """(K,B,classes): m with m . (y - y0) = score(y) - score(y0), for the image's logits y and a baseline's y0."""
+    if not case.scalars:  # a class's own logit: the same gradient everywhere
+        return case.directions()
+    points = zip(*_quadrature(POINTS), strict=True)
+    found = [weight * case.directions(torch.lerp(other, case.tape.logits, place)) for place, weight in points]
+    return torch.stack(found).sum(0)
 
 
 def multipliers(tape: Tape, other: Tape, start: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def spread(t: Tensor) -> Tensor:
 
 @method(
     "fullgrad", family="gradients", summary="input gradient times input, plus every bias's gradient map",
-    class_specific=False, signed=False, conserves=True,
+    class_specific=False, signed=False, conserves=True, scalars=True,
     paper="Srinivas, Fleuret: Full-Gradient Representation for Neural Network Visualization, NeurIPS 2019",
 )  # fmt: skip
 def fullgrad(case: Case, variant: str = "default") -> Result:
@@ -44,7 +44,8 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     with_dense = not is_release(variant)
     tape = folded(case.tape)
     biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
-    gradients = tape.gradients(case.one_hot(), [tape.image, *(value for value, _ in biased)])
+    start = case.directions()
+    gradients = tape.gradients(start, [tape.image, *(value for value, _ in biased)])
     size = (case.images.shape[2], case.images.shape[3])
     direct = gradients[tape.image] * tape.image.tensor
     maps = spread(direct).sum(2)  # (K,B,H,W)
@@ -54,7 +55,7 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
         explained = explained + total(share)
         if value.tensor.dim() == 4 or with_dense:
             maps = maps + _as_map(spread(share), size)
-    logit = case.tape.logits.gather(1, case.targets).double().cpu()
+    logit = total(start * case.tape.logits).T
     balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())
     return Result(maps.transpose(0, 1), balance)
 

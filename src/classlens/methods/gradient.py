@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,21 +26,18 @@ from classlens.methods.inputs import (
 from classlens.methods.inputs import baseline as make_baseline
 from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.progress import ticker, track
-from classlens.methods.registry import Balance, Case, Result, is_release, method
+from classlens.methods.registry import Balance, Case, Result, is_release, method, of_colours
+from classlens.targets import scores
 
 _TOGETHER = 8  # images that go through the network at once
 
 
-def summed(relevance: Tensor) -> Tensor:
-    """(K,B,C,H,W) -> (B,K,H,W): signed, summed over the colours."""
-    return relevance.sum(2).transpose(0, 1)
-
-
-def completeness(difference: Tensor, maps: Tensor) -> Balance:
-    """Whether the maps add up to the difference of logits (B,K) that they explain."""
-    flat = maps.detach().cpu().double().flatten(2)
+def complete(shares: Tensor, difference: Tensor) -> Result:
+    """Shares (K,B,C,H,W), and whether they add up to the difference of scores (B,K) that they explain."""
+    result = of_colours(shares)
+    flat = result.maps.detach().cpu().double().flatten(2)
     size = torch.maximum(flat.abs().sum(2), difference.abs())
-    return Balance(difference, flat.sum(2), torch.zeros_like(difference), size)
+    return replace(result, balance=Balance(difference, flat.sum(2), torch.zeros_like(difference), size))
 
 
 def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) -> Tensor:
@@ -55,24 +53,24 @@ def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) 
 
 @method(
     "gradient", family="gradients", summary="how strongly the logit reacts to each pixel",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, 2013",
 )  # fmt: skip
 def gradient(case: Case) -> Result:
     """max over colours of |dy/dx|, as in the paper's Sec. 3.1."""
     image = case.tape.image
-    return Result(case.tape.gradients(case.one_hot(), [image])[image].abs().amax(2).transpose(0, 1))
+    return Result(case.tape.gradients(case.directions(), [image])[image].abs().amax(2).transpose(0, 1))
 
 
 @method(
     "gradient-x-input", family="gradients", summary="gradient times pixel value",
-    class_specific=True, signed=True, conserves=False,
+    class_specific=True, signed=True, conserves=False, scalars=True,
     paper="Shrikumar et al.: Not Just a Black Box, 2016",
 )  # fmt: skip
 def gradient_x_input(case: Case) -> Result:
     """sum over colours of x dy/dx."""
     image = case.tape.image
-    return Result(summed(case.tape.gradients(case.one_hot(), [image])[image] * image.tensor))
+    return of_colours(case.tape.gradients(case.directions(), [image])[image] * image.tensor)
 
 
 # ----------------------------------------------------------------------------------------------------- along a path
@@ -80,7 +78,7 @@ def gradient_x_input(case: Case) -> Result:
 
 @method(
     "integrated-gradients", family="gradients", summary="gradients on the way from a baseline, times the way",
-    class_specific=True, signed=True, conserves=False,
+    class_specific=True, signed=True, conserves=False, scalars=True,
     paper="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, ICML 2017",
 )  # fmt: skip
 def integrated_gradients(
@@ -93,12 +91,11 @@ def integrated_gradients(
     """
     whole(1, steps=steps)
     if is_release(variant):
-        return Result(released_path(case).abs().sum(2).transpose(0, 1))
+        return of_colours(released_path(case).abs())
     start = make_baseline(case.images, baseline, seed)
-    maps = summed(_on_the_path(case, start, steps))
     with torch.no_grad():
-        difference = asked(case.tape.logits, case.targets) - asked(logits_at(case, start), case.targets)
-    return Result(maps, completeness(difference, maps))
+        difference = asked(case, case.tape.logits) - asked(case, logits_at(case, start))
+    return complete(_on_the_path(case, start, steps), difference)
 
 
 def released_path(case: Case) -> Tensor:
@@ -115,22 +112,25 @@ def _on_the_path(case: Case, start: Tensor, steps: int) -> Tensor:
     runs = classes * math.ceil(steps / (together // len(images)))
     tick = ticker(runs, "integrated-gradients")
 
-    def forward(points: Tensor) -> Tensor:
+    def forward(points: Tensor, targets: Tensor) -> Tensor:
         tick()
-        return logits_at(case, points)
+        return scores(logits_at(case, points), targets, case.scalars)[:, 0]
 
     with torch.inference_mode(False):
         path = IntegratedGradients(forward)
         found = [
-            path.attribute(images.clone(), start.clone(), target, n_steps=steps, internal_batch_size=together)
-            for target in case.targets.clone().unbind(1)
-        ]
+            path.attribute(
+                images.clone(), start.clone(), additional_forward_args=(targets,), n_steps=steps,
+                internal_batch_size=together,
+            )
+            for targets in case.targets.clone().split(1, dim=1)
+        ]  # fmt: skip
     return torch.stack(found)
 
 
 @method(
     "gradient-shap", family="gradients", summary="gradients between the image and random baselines, times the way",
-    class_specific=True, signed=True, conserves=False,
+    class_specific=True, signed=True, conserves=False, scalars=True,
     paper="Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, NeurIPS 2017",
 )  # fmt: skip
 def gradient_shap(
@@ -156,11 +156,10 @@ def gradient_shap(
         start = starts[i % len(starts)]
         way = images + noise * normal_noise(images, source) - start
         total = total + way * gradients_at(case, start + float(fractions[order[i]]) * way)
-    maps = summed(total / samples)
     with torch.no_grad():
-        values = [asked(logits_at(case, start), case.targets) for start in starts]
+        values = [asked(case, logits_at(case, start)) for start in starts]
     used = torch.stack([values[i % len(starts)] for i in range(samples)]).mean(0)
-    return Result(maps, completeness(asked(case.tape.logits, case.targets) - used, maps))
+    return complete(total / samples, asked(case, case.tape.logits) - used)
 
 
 # ------------------------------------------------------------------------------------------------------- over noise
@@ -168,7 +167,7 @@ def gradient_shap(
 
 @method(
     "smoothgrad", family="gradients", summary="mean gradient over noisy copies of the image",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Smilkov et al.: SmoothGrad: removing noise by adding noise, 2017",
 )  # fmt: skip
 def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0, variant: str = "default") -> Result:
@@ -181,7 +180,7 @@ def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0
     spread = images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True)
     deviation = (4 / spread) ** 2 if is_release(variant) else noise * spread
     draws = (deviation * normal_noise(images, source) for _ in range(samples))
-    return Result(smoothed(case, draws, samples).abs().sum(2).transpose(0, 1))
+    return of_colours(smoothed(case, draws, samples).abs())
 
 
 def smoothed(case: Case, noises: Iterable[Tensor], count: int) -> Tensor:

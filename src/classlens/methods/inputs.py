@@ -39,14 +39,14 @@ def logits_at(case: Case, points: Tensor) -> Tensor:
 
 
 def gradients_at(case: Case, points: Tensor) -> Tensor:
-    """Gradients (K,B,C,H,W) of the K asked logits at one point for each image: one forward, K backwards.
+    """Gradients (K,B,C,H,W) of the K asked scores at one point for each image: one forward, K backwards.
 
     In a type to add them up in.
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaf = points.detach().clone().requires_grad_()
         logits = logits_at(case, leaf)
-        found = [torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.one_hot()]
+        found = [torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.directions(logits)]
     return torch.stack(found).to(precise(points))
 
 
@@ -55,9 +55,9 @@ def precise(images: Tensor) -> torch.dtype:
     return torch.promote_types(images.dtype, torch.float32)
 
 
-def asked(logits: Tensor, targets: Tensor) -> Tensor:
-    """The asked classes' logits (B,K), float64 on the CPU: some devices have no float64."""
-    return logits.detach().cpu().double().gather(1, targets.cpu())
+def asked(case: Case, logits: Tensor) -> Tensor:
+    """The asked scores (B,K), float64 on the CPU: some devices have no float64."""
+    return case.scores(logits.detach()).cpu().double()
 
 
 # ------------------------------------------------------------------------------------------------------- randomness

@@ -13,9 +13,15 @@ from torch import Tensor
 from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
 from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Case, Result, method
+from classlens.targets import scores
 
 _TOGETHER = 8  # images that go through the network at once
 _PAPER_SIDE = 224  # lengths in pixels are given for pictures of this size
+
+
+def probability(logits: Tensor, targets: Tensor) -> Tensor:
+    """What these methods watch of a class, (N,K). Of a callable they watch the number that it gives."""
+    return logits.softmax(1).gather(1, targets)
 
 
 # --------------------------------------------------------------------------------------------------------------- RISE
@@ -34,7 +40,7 @@ def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, sourc
 
 @method(
     "rise", family="perturbation", summary="mean of random masks, weighted by the probability they leave",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Petsiuk, Das, Saenko: RISE, BMVC 2018",
 )  # fmt: skip
 def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, seed: int = 0) -> Result:
@@ -53,7 +59,8 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
             # Image by image, so that each sees the same arithmetic whatever stands beside it in the batch.
             for row, (image, targets) in enumerate(zip(images, case.targets, strict=True)):
                 masked = (image * some[:, None]).to(images.dtype)
-                left = logits_at(case, masked).to(total.dtype).softmax(1)[:, targets]  # (n,K)
+                logits = logits_at(case, masked).to(total.dtype)
+                left = scores(logits, targets.expand(len(some), -1), case.scalars, probability)  # (n,K)
                 total[row] += torch.einsum("nk,nhw->khw", left, some)
     return Result(total / (n_masks * keep))
 
@@ -63,7 +70,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
 
 @method(
     "meaningful-perturbation", family="perturbation", summary="the smallest smooth blur that removes the class",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Fong, Vedaldi: Interpretable Explanations of Black Boxes by Meaningful Perturbation, ICCV 2017",
 )  # fmt: skip
 def meaningful_perturbation(
@@ -85,7 +92,7 @@ def meaningful_perturbation(
     # One mask at a time: hundreds of steps would blow up the rounding by which a batch differs from one image.
     with torch.inference_mode(False), torch.enable_grad():
         removed = [
-            1 - best_mask(case, image, int(target), shifts, settings, tick)
+            1 - best_mask(case, image, target.reshape(1, 1), shifts, settings, tick)
             for image, targets in zip(case.images.detach().clone().split(1), case.targets, strict=True)
             for target in targets
         ]
@@ -104,7 +111,7 @@ class Settings:
 
 
 def best_mask(
-    case: Case, image: Tensor, target: int, shifts: list[list[int]], settings: Settings, tick: Callable[[], None]
+    case: Case, image: Tensor, target: Tensor, shifts: list[list[int]], settings: Settings, tick: Callable[[], None]
 ) -> Tensor:
     """(1,1,H,W): 1 where the image (1,C,H,W) is kept, 0 where it is blurred."""
     height, width = image.shape[2:]
@@ -118,8 +125,9 @@ def best_mask(
         leaf = mask.clone().requires_grad_()
         large = enlarged_mask(leaf, (height, width), 5 * settings.scale)
         mixed = large * sharp[window] + (1 - large) * blurred[window]
-        probability = logits_at(case, mixed.to(image.dtype)).to(mask.dtype).softmax(1)[0, target]
-        loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + probability
+        logits = logits_at(case, mixed.to(image.dtype)).to(mask.dtype)
+        score = scores(logits, target, case.scalars, probability).sum()
+        loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + score
         mask = (mask + descent.step(*torch.autograd.grad(loss, leaf))).clamp(0, 1)
         tick()
     return enlarged_mask(mask, (height, width), 5 * settings.scale)

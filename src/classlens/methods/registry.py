@@ -22,6 +22,7 @@ from classlens.capture import Tape, Value
 from classlens.capture.tape import Picker
 from classlens.errors import MethodError
 from classlens.rules.propagate import Sweep
+from classlens.targets import OfClass, Scalar, directions, picked, scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +32,25 @@ class Case:
     model: nn.Module
     images: Tensor  # (B,C,H,W), as the network takes them
     tape: Tape
-    targets: Tensor  # (B,K)
+    targets: Tensor  # (B,K) class indices; negative ones stand for `scalars`
     output: Picker = None
     trace: bool = False
+    scalars: tuple[Scalar, ...] = ()  # numbers made of the logits; only for methods that take them
+
+    def scores(self, logits: Tensor, of_class: OfClass = picked) -> Tensor:
+        """(B,K): what is explained, at these logits (B,classes) of the images or of other inputs in their place."""
+        return scores(logits, self.targets, self.scalars, of_class)
+
+    def directions(self, logits: Tensor | None = None) -> Tensor:
+        """(K,B,classes): the gradient of what is explained, at the network's logits or at others.
+
+        For a class that is 1 at the class. Its product with the logits is where LRP starts.
+        """
+        return directions(self.tape.logits if logits is None else logits, self.targets, self.scalars)
 
     def one_hot(self) -> Tensor:
-        """(K,B,classes): 1 at each asked class. Its product with the logits is where LRP starts."""
-        return (
-            torch.zeros_like(self.tape.logits)[None]
-            .repeat(self.targets.shape[1], 1, 1)
-            .scatter_(2, self.targets.T[:, :, None], 1.0)
-        )
+        """(K,B,classes): the same for methods that set a class against the others, and so take classes alone."""
+        return directions(self.tape.logits, self.targets)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,12 @@ class Result:
     balance: Balance | None = None  # None: the method does not propagate relevance
     notes: tuple[str, ...] = ()
     trace: tuple[LayerTrace, ...] = ()
+    colours: Tensor | None = None  # (B,K,C,H,W): each colour's share of the maps, where a method tells them apart
+
+
+def of_colours(shares: Tensor, balance: Balance | None = None) -> Result:
+    """The result whose maps are the sum over the colours of shares (K,B,C,H,W)."""
+    return Result(shares.sum(2).transpose(0, 1), balance, colours=shares.transpose(0, 1))
 
 
 @dataclass(frozen=True)
@@ -103,19 +118,24 @@ class Method:
     conserves: bool  # on ReLU-like networks the map sums to what was put in, up to what the report says
     paper: str
     options: tuple[str, ...] = field(default=())
+    scalars: bool = False  # also explains numbers that a callable makes of the logits
 
 
 METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Put a function (Case, **options) -> Result into the registry."""
+    name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
+    scalars: bool = False,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
+    """Put a function (Case, **options) -> Result into the registry.
+
+    With `scalars` it must ask the Case for `scores` and `directions` alone, and use no class index.
+    """
 
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
-        METHODS[name] = Method(name, run, family, summary, class_specific, signed, conserves, paper, options)
+        METHODS[name] = Method(name, run, family, summary, class_specific, signed, conserves, paper, options, scalars)
         return run
 
     return add

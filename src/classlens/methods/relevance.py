@@ -11,7 +11,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Value, folded
 from classlens.methods.layers import evidence_at_last, first_layers, last_layers
-from classlens.methods.registry import Case, Result, balance, is_release, method
+from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
 from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
 from classlens.rules.linear import (
     LINEAR_OPS,
@@ -70,12 +70,12 @@ def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Te
         return recipe.table.get(node.op) or rule_for(node)
 
     swept = propagate(tape, start, choose, recipe.merge, ledger)
-    return swept.relevance, Result(swept.relevance.sum(2).transpose(0, 1), balance(swept, start))
+    return swept.relevance, of_colours(swept.relevance, balance(swept, start))
 
 
 def from_logit(case: Case) -> dict[Value, Tensor]:
-    """LRP's start: the class's logit at the class, 0 elsewhere."""
-    return {case.tape.output: case.one_hot() * case.tape.logits}
+    """LRP's start: the class's logit at the class, 0 elsewhere; in general, logits times the score's gradient."""
+    return {case.tape.output: case.directions() * case.tape.logits}
 
 
 # ------------------------------------------------------------------------------------- as in the released code
@@ -134,7 +134,7 @@ def _lrp(alpha: float, variant: str) -> Recipe:
 
 @method(
     "lrp", family=FAMILY, summary="positive contributions only (alpha 1, beta 0), z^B at the image",
-    class_specific=False, signed=False, conserves=True, paper=LRP_PAPER,
+    class_specific=False, signed=False, conserves=True, scalars=True, paper=LRP_PAPER,
 )  # fmt: skip
 def lrp(case: Case, variant: str = "default") -> Result:
     """Corrected: contributions of x+ and of x- share one denominator."""
@@ -143,7 +143,7 @@ def lrp(case: Case, variant: str = "default") -> Result:
 
 @method(
     "lrp-ab", family=FAMILY, summary="contributions for (alpha 2) less contributions against (beta 1)",
-    class_specific=False, signed=True, conserves=True, paper=LRP_PAPER,
+    class_specific=False, signed=True, conserves=True, scalars=True, paper=LRP_PAPER,
 )  # fmt: skip
 def lrp_ab(case: Case, variant: str = "default") -> Result:
     """Corrected as `lrp` is."""
@@ -153,7 +153,7 @@ def lrp_ab(case: Case, variant: str = "default") -> Result:
 @method(
     "lrp-epsilon-plus-flat", family=FAMILY,
     summary="composite: epsilon in dense layers, positive contributions in convolutions, flat at the image",
-    class_specific=True, signed=True, conserves=True, paper=COMPOSITE_PAPER,
+    class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_plus_flat(case: Case) -> Result:
     """The sign of a class comes from the dense layers; convolutions spread it without cancelling."""
@@ -163,7 +163,7 @@ def lrp_epsilon_plus_flat(case: Case) -> Result:
 @method(
     "lrp-epsilon-gamma-box", family=FAMILY,
     summary="composite: epsilon in dense layers, gamma in convolutions, z^B at the image",
-    class_specific=True, signed=True, conserves=True, paper=COMPOSITE_PAPER,
+    class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_gamma_box(case: Case, gamma: float = 0.25) -> Result:
     """`gamma` = 0 is epsilon, a large one keeps positive contributions only."""
@@ -180,7 +180,7 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
     axes = (2, 3, 4)
     totals = (r.sum(axes, keepdim=True, dtype=torch.float64) for r in (of_target, of_rest))
     difference = of_target - of_rest * divide(*totals).to(of_rest)
-    return Result(difference.sum(2).transpose(0, 1))
+    return of_colours(difference)
 
 
 @method(
@@ -241,7 +241,7 @@ def _released_rap(layer: LinearMap, relevance: Tensor, quotient: Quotient) -> Te
 
 @method(
     "rap", family=FAMILY, summary="relative attributing propagation: even shifts turn weak units negative",
-    class_specific=False, signed=True, conserves=True,
+    class_specific=False, signed=True, conserves=True, scalars=True,
     paper="Nam et al.: Relative Attributing Propagation, AAAI 2020",
 )  # fmt: skip
 def rap(case: Case, variant: str = "default") -> Result:
@@ -270,22 +270,22 @@ EXCITATION_PAPER = "Zhang et al.: Top-Down Neural Attention by Excitation Backpr
 
 @method(
     "excitation-bp", family=FAMILY, summary="probability that a top-down walk over positive weights ends at a pixel",
-    class_specific=False, signed=False, conserves=True, paper=EXCITATION_PAPER,
+    class_specific=False, signed=False, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def excitation_bp(case: Case) -> Result:
     """Starts with probability 1 at the class."""
-    return sweep(case, {case.tape.output: case.one_hot()}, Recipe(excited, excited))[1]
+    return sweep(case, {case.tape.output: case.directions()}, Recipe(excited, excited))[1]
 
 
 @method(
     "contrastive-excitation-bp", family=FAMILY,
     summary="excitation of the class minus excitation of its opposite (the last layer's weights negated)",
-    class_specific=True, signed=True, conserves=True, paper=EXCITATION_PAPER,
+    class_specific=True, signed=True, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def contrastive_excitation_bp(case: Case) -> Result:
     """The two walks differ in their first step only, so one sweep from there carries the difference."""
     tape = case.tape
-    gradients = tape.gradients(case.one_hot(), [node.outputs[0] for node in last_layers(tape)])
+    gradients = tape.gradients(case.directions(), [node.outputs[0] for node in last_layers(tape)])
     start: dict[Value, Tensor] = {}
     for value, evidence in evidence_at_last(tape, gradients).items():
         axes = tuple(range(2, evidence.dim()))

@@ -1,0 +1,10 @@
+"""Fewer samples where a method draws many: tests over all methods stay quick, and do not depend on how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUICK: dict[str, dict[str, Any]] = {
+    "rise": {"n_masks": 6}, "meaningful-perturbation": {"steps": 3}, "smoothgrad": {"samples": 3},
+    "integrated-gradients": {"steps": 4}, "gradient-shap": {"samples": 3}, "deeplift-shap": {"baselines": "zero+noise"},
+}  # fmt: skip
