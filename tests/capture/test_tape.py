@@ -1,5 +1,7 @@
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -304,3 +306,24 @@ def test_distributed_models_are_unwrapped() -> None:
         assert torch.equal(record(wrapped, x).logits, model(x))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_what_is_made_again_is_what_was_overwritten() -> None:
+    """Batch normalisation whose output an in-place ReLU overwrites; the value does not outlive its tape."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4).eval()
+    norm.running_mean.normal_()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    images = torch.randn(1, 3, 8, 8)
+    tape = record(model, images)
+    value = next(node.outputs[0] for node in tape.nodes if node.op == "batch_norm")
+    assert not isinstance(value.kept, Tensor)
+    with torch.no_grad():
+        assert torch.equal(value.tensor, model[1](model[0](images)))
+    gone = weakref.ref(tape.image.tensor)
+    gc.disable()
+    try:
+        del tape, value
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -34,6 +34,17 @@ def test_attention_weights_are_a_gate() -> None:
         assert torch.allclose(back(do, x, r)[0], expected)
 
 
+def test_values_that_heads_share_get_what_all_heads_send() -> None:
+    x, r = tokens(1, 4, 3), torch.rand(1, 2, 4, 3, dtype=torch.float64)
+    queries = torch.stack([x, 2 * x], 1)  # (1, heads, places, channels)
+
+    def shared(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(torch.stack([x, 2 * x], 1), x[:, None], x[:, None], scale=1.0)
+
+    expected = sum(by_hand(torch.softmax(queries[0, h] @ x[0].mT, -1), x[0], r[0, h]) for h in range(2))
+    assert torch.allclose(back(shared, x, r)[0], expected)
+
+
 @pytest.mark.parametrize("mask", ["none", "causal", "additive", "boolean"])
 def test_weights_of_fused_attention(mask: str) -> None:
     q, k, v = (tokens(2, 3, 5, 4) + i for i in range(3))

@@ -28,6 +28,8 @@ LAYERS = {
     "even same": lambda: nn.Conv2d(3, 4, 4, padding="same"),
     "valid": lambda: nn.Conv2d(3, 4, (1, 3), padding="valid"),
     "transposed": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
+    "one place": lambda: nn.Conv2d(3, 4, 1),
+    "one place, strided": lambda: nn.Conv2d(3, 4, 1, stride=(2, 3)),
     "1d": lambda: nn.Conv1d(3, 4, 3, padding=1),
     "3d": lambda: nn.Conv3d(2, 3, 2),
     "linear": lambda: nn.Linear(10, 6),
@@ -115,3 +117,11 @@ def test_weights_that_depend_on_the_image_are_read_as_they_were() -> None:
 @pytest.mark.parametrize(("height", "stride"), [(224, 1), (112, 2), (7, 32), (17, 16), (14, 16), (15, 16), (28, 8)])
 def test_stride_of_a_feature_map(height: int, stride: int) -> None:
     assert output_stride(torch.Size([1, 8, height, height]), torch.Size([1, 3, 224, 224])) == stride
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "z^B"])
+def test_a_large_matrix_in_blocks_is_the_same(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, relevance = case("linear")
+    whole = RULES[rule][0](found, relevance)
+    monkeypatch.setattr(linear, "_BLOCK", 2 * found.weight.shape[1])  # two outputs at a time
+    assert torch.allclose(RULES[rule][0](found, relevance), whole, rtol=1e-12)

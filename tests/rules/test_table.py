@@ -120,18 +120,18 @@ def test_unknown_operations_are_named() -> None:
 
 
 def test_a_user_registers_a_rule_for_an_operation() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), Does(torch.erf), nn.Flatten(), nn.Linear(1800, 4)).eval()
-    with pytest.raises(UnsupportedOp, match="erf"):
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), Does(torch.sinc), nn.Flatten(), nn.Linear(1800, 4)).eval()
+    with pytest.raises(UnsupportedOp, match="sinc"):
         classlens.explain(model, pictures(), method="lrp")
     try:
 
-        @register("erf")
-        def erf(node: object, relevance: Tensor) -> list[Tensor]:
+        @register("sinc")
+        def sinc(node: object, relevance: Tensor) -> list[Tensor]:
             return [relevance]
 
         assert classlens.explain(model, pictures(), method="lrp").report.conservation.max() < 1e-5
     finally:
-        del RULES["erf"]
+        del RULES["sinc"]
 
 
 def test_sum_and_product_in_one_operation() -> None:
@@ -152,3 +152,25 @@ def test_a_change_of_sign_does_not_change_who_it_came_from() -> None:
 def test_masked_places_keep_their_relevance() -> None:
     found = back(lambda x: x.masked_fill(x < 0, 5.0), X, torch.ones_like(X))
     assert torch.equal(found, torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]]))
+
+
+def test_a_function_of_one_unit_hands_it_everything() -> None:
+    r = torch.arange(4.0).reshape(X.shape)
+    for do in (lambda x: x.square(), lambda x: x**3, lambda x: torch.relu(x) ** 2, lambda x: x.exp(), torch.erf):
+        assert torch.equal(back(do, X, r), r)
+
+
+def test_relevance_of_joined_branches_belongs_to_its_image() -> None:
+    """Two branches stacked before the images: the ledger must not take branches for images."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(48, 5, bias=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([head(x.flatten(1)) for head in self.heads]).mean(0)
+
+    torch.manual_seed(0)
+    found = classlens.explain(Two().eval(), torch.randn(2, 3, 4, 4), [[0, 1], [2, 3]], "lrp")
+    assert found.report.conservation.max() < 1e-6

@@ -68,6 +68,11 @@ class Node:
         self.inputs = tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value))
 
     @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The tensors among its arguments that do not depend on the image."""
+        return tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+
+    @property
     def where(self) -> str:
         """For messages: `relu in features.3`."""
         return f"{self.op} in {self.module or 'the model itself'}"

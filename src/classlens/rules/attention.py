@@ -15,7 +15,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Value
 from classlens.errors import UnsupportedOp
-from classlens.rules.generic import Shares, magnitude, transported
+from classlens.rules.generic import Shares, magnitude, transported, unbroadcast
 from classlens.rules.linear import only
 from classlens.rules.propagate import register
 from classlens.rules.table import looks_like_gate
@@ -49,7 +49,8 @@ def fused_attention(node: Node, relevance: Tensor) -> Shares:
         raise UnsupportedOp(f"no rule for attention whose queries share keys ({node.where})")
     q, k, v = (named[name].tensor for name in ("query", "key", "value"))
     weights = attention_weights(q, k, named.get("attn_mask"), bool(named.get("is_causal")), named.get("scale"))
-    return only(node, named["value"], through_weights(weights, v, relevance))
+    # Heads may share their values: then these get what all heads send.
+    return only(node, named["value"], unbroadcast(through_weights(weights, v, relevance), v.shape))
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:

@@ -22,10 +22,12 @@ Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each ste
 RULES: dict[str, Rule] = {}
 MULTI_OUTPUT: set[str] = set()
 # Operations that put constants beside live values (a class token, a border): relevance that goes to a constant stays.
-TAKES_CONSTANTS = frozenset((
-    "cat", "stack", "hstack", "vstack", "where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy",
-    "masked_fill",
-))  # fmt: skip
+TAKES_CONSTANTS = frozenset(
+    ("where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy", "masked_fill")
+)
+# The same where one of the joined tensors is a constant. (Where none is, nothing stays; and the joined axis may be the
+# images', along which the ledger could not tell whose relevance it is.)
+JOINS = frozenset(("cat", "stack", "hstack", "vstack"))
 
 
 def register(*names: str, multi_output: bool = False) -> Callable[[Rule], Rule]:
@@ -116,7 +118,7 @@ def propagate(
             shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
             if watch is not None:
                 watch(node, arrived, shares)
-            if node.op in TAKES_CONSTANTS:
+            if node.op in TAKES_CONSTANTS or (node.op in JOINS and node.constants):
                 _write_down_constants(ledger, arrived, shares)
             for value, share in _pairs(node, shares):
                 pending.setdefault(value, []).append(share)

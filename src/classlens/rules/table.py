@@ -22,6 +22,9 @@ ACTIVATIONS = (
     "hardtanh", "hardsigmoid", "sigmoid", "tanh", "softplus", "softsign", "threshold", "clamp", "logsigmoid",
     "tanhshrink", "softshrink", "hardshrink",
 )  # fmt: skip
+UNARY = (
+    "square", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2", "sin", "cos", "erf",
+)  # fmt: skip
 NORMS = (
     "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize",
 )  # fmt: skip
@@ -83,7 +86,7 @@ def summed(node: Node, relevance: Tensor) -> Shares:
     return proportional(node, relevance)
 
 
-@register(*ACTIVATIONS, *NORMS, "softmax", "log_softmax", "softmin", "dropout", "dropout1d", "dropout2d",
+@register(*ACTIVATIONS, *UNARY, *NORMS, "softmax", "log_softmax", "softmin", "dropout", "dropout1d", "dropout2d",
           "dropout3d", "alpha_dropout", "feature_dropout", "detach", "identity", "neg", "abs")  # fmt: skip
 def passed(node: Node, relevance: Tensor) -> Shares:
     """Unit by unit, the relevance of the output is the relevance of the input."""
