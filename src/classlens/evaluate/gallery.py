@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import time
 from collections import defaultdict
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from classlens.evaluate import metrics
+from classlens.evaluate.embed import jpeg
 from classlens.evaluate.plan import Part, planned_grids
 from classlens.evaluate.records import Store
 from classlens.evaluate.settings import Config, Settings
@@ -99,10 +98,10 @@ def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> 
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
             evidence = worker.network.maps(tape, torch.tensor([[target]]), method, settings.seed)[0, 0]
-            store.write_bytes(name, _jpeg(overlay(picture, evidence, resolve(method)[0].signed)))
+            store.write_bytes(name, jpeg(overlay(picture, evidence, resolve(method)[0].signed), _SIDE))
         drawn[method] = (score, (store.root / name).read_bytes())
     pixels = (picture.permute(1, 2, 0).double().numpy() * 255).round().astype(np.uint8)
-    return Shown(caption, _jpeg(pixels), drawn)
+    return Shown(caption, jpeg(pixels, _SIDE), drawn)
 
 
 def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) -> dict[str, list[tuple[str, float]]]:
@@ -179,11 +178,3 @@ def _scene(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -
     if dispute.config.test == "perturbation" and dispute.config["explain"] == "target" and label is not None:
         return batch.images[0], label
     return batch.images[0], int(worker.network.forward(batch.images).argmax(1)[0])
-
-
-def _jpeg(pixels: Any) -> bytes:
-    buffer = io.BytesIO()
-    image = Image.fromarray(pixels)
-    image.thumbnail((_SIDE, _SIDE))
-    image.save(buffer, format="jpeg", quality=88)
-    return buffer.getvalue()

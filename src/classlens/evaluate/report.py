@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from classlens.evaluate import curves, gallery, tables
+from classlens.evaluate.embed import data_uri
 from classlens.evaluate.plan import Part, Plan, planned_grids, wanted
 from classlens.evaluate.records import Store, where
 from classlens.evaluate.settings import Config, Settings
@@ -168,7 +168,7 @@ def _page(
         _list("Notes", notes),
         "<h2>Tables</h2>",
         *(tables.html(table) for table in built),
-        f"<h2>Curves</h2><img class=curves alt='curves' src='{_data_uri(drawing)}'>",
+        f"<h2>Curves</h2><img class=curves alt='curves' src='{data_uri(drawing)}'>",
         _gallery(shown),
         _costs(timing, ops),
         _list(f"Skipped ({len(skipped)})", [_skipped_text(row) for row in skipped]),
@@ -222,11 +222,7 @@ def _details(heading: str, file: Path) -> str:
 
 def _figure(jpeg: bytes, caption: str) -> str:
     text = escape(caption, quote=True)
-    return f"<figure><img alt='{text}' src='{_data_uri(jpeg, 'jpeg')}'><figcaption>{text}</figcaption></figure>"
-
-
-def _data_uri(content: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"<figure><img alt='{text}' src='{data_uri(jpeg, 'jpeg')}'><figcaption>{text}</figcaption></figure>"
 
 
 def _png(figure: Any) -> bytes:
