@@ -1,0 +1,133 @@
+"""Where things stand on the page, its looks and its few lines of script. What they do is wired in `page`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from importlib.resources import files
+
+import gradio as gr
+
+from classlens.app import markup
+from classlens.app.actions import DEFAULT_METHOD, MAX_UPLOAD, VIEWS, Studio
+from classlens.methods import METHODS
+
+_FIRST_METHODS = ["agf", "gradcam", "fullgrad", "lrp", "clrp", "rap"]
+_MOST_METHODS = 12
+_OPACITY = 80  # percent, as `classlens explain` draws
+
+_LOGO = (
+    "<svg viewBox='0 0 32 32' xmlns='http://www.w3.org/2000/svg'><circle cx='13' cy='13' r='10' fill='none' "
+    "stroke='currentColor' stroke-width='3.4'/><path d='M20.5 20.5 29 29' stroke='currentColor' stroke-width='4' "
+    "stroke-linecap='round'/><path d='M13 7a6 6 0 0 1 0 12z' fill='#e4202c'/><path d='M13 7a6 6 0 0 0 0 12z' "
+    "fill='#1f6fe0'/></svg>"
+)
+HEAD = f'<link rel="icon" href="data:image/svg+xml;base64,{base64.b64encode(_LOGO.encode()).decode()}">'
+
+# A picture is chosen, dropped anywhere or pasted, and sent as base64 in the event itself. Without preventDefault a
+# picture dropped beside the box would take the browser away from the page.
+_DROP_JS = """
+const limit = Number(element.querySelector('[data-limit]').dataset.limit);
+const send = file => {
+  if (!file) return;
+  if (file.size > limit) { trigger('upload', {large: true}); return; }
+  const reader = new FileReader();
+  reader.onload = () => trigger('upload', {content: reader.result.split(',')[1] || ''});
+  reader.readAsDataURL(file);
+};
+element.addEventListener('change', event => { send(event.target.files[0]); event.target.value = ''; });
+element.addEventListener('click', event => {
+  const sample = event.target.closest('[data-sample]');
+  if (sample) trigger('select', {index: Number(sample.dataset.sample)});
+});
+document.addEventListener('dragover', event => event.preventDefault());
+document.addEventListener('drop', event => { event.preventDefault(); send(event.dataTransfer.files[0]); });
+document.addEventListener('paste', event => send(event.clipboardData.files[0]));
+"""
+
+_BARS_JS = """
+element.addEventListener('click', event => {
+  const bar = event.target.closest('[data-index]');
+  if (bar) trigger('select', {index: Number(bar.dataset.index)});
+});
+"""
+
+# The colours are a layer of their own over the grey picture: the browser blends them, nothing is computed again.
+OPACITY_JS = "(percent) => { document.documentElement.style.setProperty('--opacity', percent / 100); }"
+
+SAVE_JS = """(parcel) => {
+  if (!parcel) return;
+  const bytes = Uint8Array.from(atob(parcel.content), letter => letter.charCodeAt(0));
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([bytes], {type: parcel.kind}));
+  link.download = parcel.name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}"""
+
+
+def style() -> str:
+    """The page's style sheet."""
+    return (files("classlens.app") / "style.css").read_text(encoding="utf-8")
+
+
+def theme() -> gr.Theme:
+    """Quiet greys and the system's own fonts: none is fetched, and red and blue are left to the evidence."""
+    fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
+    mono = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+    return gr.themes.Base(
+        primary_hue="slate", secondary_hue="slate", neutral_hue="slate", radius_size="md", font=fonts, font_mono=mono
+    )
+
+
+class Parts:
+    """The parts of the page: made in the order in which they stand there, within a `gr.Blocks`."""
+
+    def __init__(self, studio: Studio, samples: Mapping[str, bytes], turn: object) -> None:
+        self.turn = gr.State(turn)  # each visitor gets a copy
+        self.picture = gr.State(None, time_to_live=3600)
+        self.chosen = gr.State(0)
+        self.view = gr.State(next(iter(VIEWS)))
+        gr.HTML(f"{_LOGO}<b>classlens</b><span>See where a vision network finds each class</span>", elem_id="top")
+        with gr.Row(elem_id="body"):
+            with gr.Column(elem_id="side", scale=0, min_width=320):
+                self._side(list(studio.models), samples)
+            with gr.Column(elem_id="main", min_width=480):
+                self._views()
+                self._strip()
+        self.parcel = gr.JSON(visible="hidden")  # a download on its way to the browser
+
+    def _side(self, models: list[str], samples: Mapping[str, bytes]) -> None:
+        box = (
+            f'<label class="drop" data-limit="{MAX_UPLOAD}"><input type="file" accept="image/*">'
+            "<b>Drop a picture here</b><span>or click to choose one, or paste it</span></label>"
+            f'<div class="samples"><span>or try</span>{markup.sample_row(samples)}</div>'
+        )
+        self.drop = gr.HTML(box, js_on_load=_DROP_JS, elem_id="drop")
+        self.notice = gr.HTML("", elem_id="notice")
+        self.model = gr.Dropdown(models, value=models[0], label="Network", visible=len(models) > 1, elem_id="model")
+        gr.HTML("<h3>What the network says</h3><p>Click a class to see where it is found.</p>", elem_id="says")
+        self.bars = gr.HTML("", js_on_load=_BARS_JS, elem_id="bars")
+        self.search = gr.Dropdown([], label="Or any other class", elem_id="search", interactive=True)
+
+    def _views(self) -> None:
+        self.tabs: dict[str, gr.Tab] = {}
+        self.stages: dict[str, gr.HTML] = {}
+        with gr.Tabs(elem_id="views"):
+            for view, title in VIEWS.items():
+                with gr.Tab(title, id=view) as self.tabs[view]:
+                    if view == "two":
+                        self.rival = gr.Dropdown([], label="Compared with", elem_id="rival", interactive=True)
+                    if view == "methods":
+                        self.methods = gr.Dropdown(
+                            list(METHODS), value=_FIRST_METHODS, multiselect=True, max_choices=_MOST_METHODS,
+                            label="Methods", elem_id="methods",
+                        )  # fmt: skip
+                    self.stages[view] = gr.HTML("", elem_id=f"stage-{view}", elem_classes="stage")
+
+    def _strip(self) -> None:
+        with gr.Row(elem_id="strip"):
+            self.opacity = gr.Slider(0, 100, _OPACITY, step=1, label="Colours: faint to strong", elem_id="opacity")
+            self.method = gr.Dropdown(list(METHODS), value=DEFAULT_METHOD, label="Method", elem_id="method")
+            self.png = gr.Button("Save picture (PNG)", elem_id="png", min_width=100)
+            self.npz = gr.Button("Save maps (NPZ)", elem_id="npz", min_width=100)

@@ -1,0 +1,270 @@
+"""The page's wiring: every click sets what is wanted (a picture, a class, a view), and then one function draws.
+
+What the buttons do is in `actions`, where they stand in `layout`, how results look in `markup` and `style.css`.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from html import escape
+from typing import Any, Concatenate, ParamSpec
+
+import gradio as gr
+
+from classlens.app import actions, markup
+from classlens.app.actions import Blank, OutOfDate, Panel, Picture, Studio, Wish
+from classlens.app.layout import OPACITY_JS, SAVE_JS, Parts
+from classlens.errors import ClasslensError, ImageError, TargetError
+from classlens.methods.progress import reporting
+
+_ROWS = 8  # class bars
+_AT_ONCE = 4  # drawings; more wait in the queue
+_BUG = "something went wrong; the terminal of the server says what"
+
+Updates = dict[Any, Any]  # part of the page -> its new value
+P = ParamSpec("P")
+
+
+def build(studio: Studio) -> gr.Blocks:
+    """The page of these networks."""
+    samples = actions.samples()
+    page = gr.Blocks(analytics_enabled=False, title="classlens", fill_width=True)
+    with page:
+        parts = Parts(studio, samples, Turn())
+        _wire(page, parts, Handlers(studio, parts, samples))
+    page.queue(max_size=64, api_open=False)
+    return page
+
+
+def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
+    about_picture = [parts.picture, parts.chosen, parts.search, parts.rival, parts.notice]
+    classes = [parts.picture, parts.model, parts.chosen, parts.rival]
+    choice = [parts.chosen, parts.rival, parts.notice]
+    looks = [parts.view, parts.method, parts.opacity]
+    steps: list[tuple[Any, ...]] = [
+        (page.load, do.open_first, [parts.model], about_picture),
+        (parts.drop.upload, do.receive, [parts.model], about_picture),
+        (parts.drop.select, do.try_sample, [parts.model], about_picture),
+        (parts.model.input, do.change_model, [parts.picture, parts.model], about_picture),
+        (parts.bars.select, do.pick, classes, choice),
+        (parts.search.input, do.pick_named, [*classes, parts.search], choice),
+        *((tab.select, do.look(view), None, looks) for view, tab in parts.tabs.items()),
+        *((part.input, do.clear, None, [parts.notice]) for part in (parts.rival, parts.method, parts.methods)),
+    ]
+    wanted = [parts.picture, parts.model, parts.view, parts.chosen, parts.rival, parts.method, parts.methods]
+    drawn = [parts.bars, parts.notice, *parts.stages.values()]
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    stages = list(parts.stages.values())
+    shown = quiet | {"show_progress": "minimal", "show_progress_on": stages}
+    shown |= {"concurrency_id": "draw", "concurrency_limit": _AT_ONCE}
+    for on, step, give, take in steps:
+        on(step, give, take, **quiet).then(do.draw, [parts.turn, *wanted], drawn, **shown)
+    parts.opacity.input(None, [parts.opacity], None, js=OPACITY_JS, **quiet)
+    for button, save in ((parts.png, do.save_png), (parts.npz, do.save_npz)):
+        saved = button.click(save, [parts.opacity, *wanted], [parts.parcel, parts.notice], **quiet)
+        saved.then(None, [parts.parcel], None, js=SAVE_JS, **quiet)
+
+
+def _politely(handler: Callable[Concatenate[Handlers, P], Updates]) -> Callable[Concatenate[Handlers, P], Updates]:
+    """A handler that tells of an error in one line on the page instead of raising it."""
+
+    @wraps(handler)
+    def polite(self: Handlers, /, *args: P.args, **kwargs: P.kwargs) -> Updates:
+        try:
+            return {self.parts.notice: "", **handler(self, *args, **kwargs)}
+        except Exception as error:
+            return self.tell(error)
+
+    return polite
+
+
+class Turn:
+    """Whose turn it is to draw in a visitor's browser: that of the latest click."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    def take(self) -> Callable[[], None]:
+        """A new drawing begins; the function it gets raises `OutOfDate` once another has begun."""
+        self._latest += 1
+        mine = self._latest
+
+        def still_wanted() -> None:
+            if mine != self._latest:
+                raise OutOfDate
+
+        return still_wanted
+
+
+class Handlers:
+    """What happens when a part of the page is touched: each gives the parts that change."""
+
+    def __init__(self, studio: Studio, parts: Parts, samples: Mapping[str, bytes]) -> None:
+        self.studio, self.parts, self.samples = studio, parts, samples
+
+    def tell(self, error: Exception) -> Updates:
+        """One friendly line; what is no user's doing goes to the server's terminal in full."""
+        if not isinstance(error, ClasslensError):
+            logging.getLogger(__name__).error("the page failed", exc_info=error)
+        return {self.parts.notice: markup.notice(str(error) if isinstance(error, ClasslensError) else _BUG)}
+
+    # ------------------------------------------------------------------------------------------------- pictures
+
+    @_politely
+    def open_first(self, model: str) -> Updates:
+        """The page opens with a sample, so that there is something to click."""
+        return self._show(self.studio.open(actions.pick_sample(self.samples, 0)), model)
+
+    @_politely
+    def try_sample(self, model: str, event: gr.EventData) -> Updates:
+        """A sample was clicked."""
+        return self._show(self.studio.open(actions.pick_sample(self.samples, event._data.get("index"))), model)
+
+    @_politely
+    def receive(self, model: str, event: gr.EventData) -> Updates:
+        """A picture file came in."""
+        if event._data.get("large"):  # the browser did not even send it
+            raise actions.too_large()
+        return self._show(self.studio.open(actions.decode(event._data.get("content"))), model)
+
+    @_politely
+    def change_model(self, picture: Picture | None, model: str) -> Updates:
+        """Another network looks at the picture."""
+        return self._show(_there(picture), model)
+
+    def _show(self, picture: Picture, model: str) -> Updates:
+        likely = [index for index, _ in self.studio.likeliest(picture, model, 2)]
+        names = [(f"{name}  ·  {i}", i) for i, name in enumerate(self.studio.labels(picture, model))]
+        return {
+            self.parts.picture: picture,
+            self.parts.chosen: likely[0],
+            self.parts.search: gr.update(choices=names, value=None, label=f"Or any other of its {len(names)} classes"),
+            self.parts.rival: gr.update(choices=names, value=likely[-1]),
+        }
+
+    # -------------------------------------------------------------------------------------------------- classes
+
+    @_politely
+    def pick(self, picture: Picture | None, model: str, chosen: int, rival: int | None, event: gr.EventData) -> Updates:
+        """A class bar was clicked."""
+        return self._choose(_there(picture), model, event._data.get("index"), chosen, rival)
+
+    @_politely
+    def pick_named(self, picture: Picture | None, model: str, chosen: int, rival: int | None, index: object) -> Updates:
+        """A class was found by its name."""
+        return {} if index is None else self._choose(_there(picture), model, index, chosen, rival)
+
+    def _choose(self, picture: Picture, model: str, index: object, chosen: int, rival: int | None) -> Updates:
+        if not isinstance(index, int) or not 0 <= index < len(self.studio.labels(picture, model)):
+            raise TargetError("there is no such class; pick one of the list")
+        # Whoever clicks the class of the comparison means the two the other way round.
+        swapped = {self.parts.rival: chosen} if index == rival else {}
+        return {self.parts.chosen: index, **swapped}
+
+    # ------------------------------------------------------------------------------------------------- drawing
+
+    def clear(self) -> Updates:
+        """A setting was changed: what was said before is over."""
+        return {self.parts.notice: ""}
+
+    def look(self, view: str) -> Callable[[], Updates]:
+        """A tab was opened; settings that mean nothing there are put away."""
+        return lambda: {
+            self.parts.view: view,
+            self.parts.method: gr.update(visible=view != "methods"),
+            self.parts.opacity: gr.update(visible=view != "layers"),
+        }
+
+    def draw(
+        self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None, method: str,
+        methods: list[str], progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
+    ) -> Iterator[Updates]:  # fmt: skip
+        """Bring the page up to what is wanted; panels appear one by one, until something else is wanted."""
+        if picture is None:
+            return
+        wish = _wish(model, view, index, rival, method, methods)
+        still_wanted = turn.take()
+
+        def tell(label: str, done: int, total: int) -> None:
+            still_wanted()
+            self.studio.check_open()
+            progress((done, total), desc=label)
+
+        try:
+            bars = {self.parts.bars: self._bars(picture, wish)}
+            yield bars
+            steps = actions.panels(self.studio, picture, wish)
+            while True:
+                with reporting(tell):  # not around the loop: gradio may go on in another context after each yield
+                    panels = next(steps, None)
+                still_wanted()
+                if panels is None:
+                    break
+                # The bars once more: of two answers in quick succession a browser may show but the second.
+                yield bars | {self.parts.stages[view]: self._stage(picture, wish, panels)}
+            if view in ("one", "two") and self.studio.is_quick(picture, model, index, method):
+                self.studio.prefetch(picture, model, _ROWS, method)
+        except OutOfDate:
+            return
+        except Exception as error:
+            yield self.tell(error)
+
+    def _bars(self, picture: Picture, wish: Wish) -> str:
+        shown = self.studio.likeliest(picture, wish.model, _ROWS)
+        if wish.index not in dict(shown):
+            shown.append((wish.index, self.studio.probability(picture, wish.model, wish.index)))
+        labels = self.studio.labels(picture, wish.model)
+        return markup.bars([(index, labels[index], share) for index, share in shown], wish.index)
+
+    def _stage(self, picture: Picture, wish: Wish, panels: Sequence[Panel | Blank]) -> str:
+        labels, view = self.studio.labels(picture, wish.model), picture.views[wish.model]
+        name, other = escape(labels[wish.index]), escape(labels[wish.rival])
+        if wish.view == "layers":
+            lead = f"How <b>{name}</b> is put together, from deep layers to the picture"
+            return markup.figure(lead, self._decomposition(picture, wish))
+        if wish.view == "methods":
+            return markup.stage(f"<b>{name}</b> as each method sees it", view, panels)
+        if wish.view == "two":
+            return markup.stage(f"<b>{name}</b>, <b>{other}</b>, and what tells them apart", view, panels)
+        return markup.stage(markup.found(wish.model, panels), view, panels, picture=True)
+
+    def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
+        return self.studio.decomposition(picture, wish.model, wish.index, actions.agf_method(wish.method))
+
+    # ----------------------------------------------------------------------------------------------- downloads
+
+    @_politely
+    def save_png(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
+        """What is on the page, as a PNG."""
+        wish = _wish(*wanted)
+        *_, panels = actions.panels(self.studio, _there(picture), wish)
+        if wish.view == "layers":
+            content = self._decomposition(_there(picture), wish)
+        else:
+            about = wish.model if wish.view == "methods" else f"{wish.model}  ·  {wish.method}"
+            content = actions.sheet(_there(picture).views[wish.model], panels, about, opacity / 100)
+        return self._parcel("classlens.png", "image/png", content)
+
+    @_politely
+    def save_npz(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
+        """The raw maps of what is on the page, as an NPZ."""
+        wish = _wish(*wanted)
+        *_, panels = actions.panels(self.studio, _there(picture), wish)
+        content = actions.arrays(_there(picture), wish.model, panels)
+        return self._parcel("classlens.npz", "application/octet-stream", content)
+
+    def _parcel(self, name: str, kind: str, content: bytes) -> Updates:
+        return {self.parts.parcel: {"name": name, "kind": kind, "content": base64.b64encode(content).decode()}}
+
+
+def _there(picture: Picture | None) -> Picture:
+    if picture is None:
+        raise ImageError("there is no picture (any more): choose one")
+    return picture
+
+
+def _wish(model: str, view: str, index: int, rival: int | None, method: str, methods: list[str]) -> Wish:
+    return Wish(model, view, index, index if rival is None else rival, method, tuple(methods))

@@ -1,0 +1,249 @@
+"""The page's server: what may come in, what goes out, and how it stops.
+
+The page needs few of the addresses that gradio answers, and none that has to do with files: a picture comes in the
+body of a request and is decoded in memory, pictures and downloads go out in answers. So only those few are let
+through (`Doors`); everything else, above all gradio's own file addresses, is refused before gradio sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from classlens.errors import ClasslensError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from classlens.app.actions import Studio
+
+# What the page's own script asks for. No file=, upload, proxy=, stream, component_server, deep_link, ...
+_OPEN = {
+    "GET": re.compile(
+        r"/|/(theme\.css|favicon\.ico|manifest\.json|config)|/(assets|static)/(?!.*\.\.)[\w./-]+"
+        r"|/gradio_api/(startup-events|info|heartbeat/\w+|queue/data|theme\.css)"
+    ),
+    "POST": re.compile(r"/gradio_api/(queue/join|cancel|reset)/?"),
+}
+_OPEN["HEAD"] = _OPEN["GET"]
+
+# The browser fetches nothing from anywhere else, whatever a library's script may wish for.
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+        "object-src 'none'; base-uri 'self'; form-action 'self'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_OUTSIDE = re.compile(rb"<(meta|link)\b[^>]*https?://[^>]*>")  # gradio's own preview pictures for social networks
+
+
+class ServerError(ClasslensError):
+    """A page that cannot be served."""
+
+
+def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
+    """Serve the page with these networks until Ctrl-C."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(_listen(host, port))
+        # gradio wants a folder of its own (and asks for it when imported), though the page never puts a file there.
+        os.environ["GRADIO_TEMP_DIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="classlens-"))
+        _quiet()
+        try:
+            import gradio  # noqa: F401
+            import uvicorn
+        except ImportError:
+            raise ServerError("the page needs gradio: pip install 'classlens[web]'") from None
+        from classlens.app.actions import Studio, samples
+        from classlens.models import load
+
+        studio = Studio({name: load(name, device=device) for name in dict.fromkeys(names)})
+        stack.callback(studio.close)
+        studio.prefetch(studio.open(next(iter(samples().values()))), next(iter(studio.models)), 1)  # the page's first
+        config = uvicorn.Config(
+            application(studio), log_level="error", access_log=False, server_header=False,
+            timeout_graceful_shutdown=1,  # a browser's open page keeps a connection for as long as it is open
+        )  # fmt: skip
+        _announce(listening, studio)
+        server = uvicorn.Server(config)
+        # At the end it complains of every page that is still open in a browser.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as tidy an end as that of Ctrl-C
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+        typer.echo("\nstopped")
+
+
+def application(studio: Studio) -> FastAPI:
+    """The page behind its doors, as an ASGI application."""
+    _quiet()
+    import gradio
+    from fastapi import FastAPI
+
+    from classlens.app.layout import HEAD, style, theme
+    from classlens.app.page import build
+
+    page = build(studio)
+    page.state_session_capacity = 100  # visitors whose picture is remembered
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Doors)
+    gradio.mount_gradio_app(
+        app, page, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False, pwa=False,
+        mcp_server=False, enable_monitoring=False, theme=theme(), css=style(), head=HEAD,
+    )  # fmt: skip
+    return app
+
+
+class Doors:
+    """Lets through what the page needs, and nothing else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":  # no websockets
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rule = _OPEN.get(scope["method"])
+        if rule is None or not rule.fullmatch(scope["path"]):
+            await _refuse(send, 404, "there is nothing here")
+            return
+        if scope["method"] == "POST":
+            body = await _body(receive)
+            if body is None or not _plain(body):
+                known = (400, "the request is not one of the page's")
+                await _refuse(send, *(known if body is not None else (413, "the request is too large")))
+                return
+            receive = _again(body, receive)
+        if scope["path"] == "/":  # without its query, in which gradio would look for a saved state's name
+            await self._app({**scope, "query_string": b""}, receive, _Page(send))
+        else:
+            await self._app(scope, receive, _Answer(send))
+
+
+def _plain(body: bytes) -> bool:
+    """Whether a request's inputs are plain values, as the page's are.
+
+    In an object gradio would look for a file: one on this machine, or an address to fetch.
+    """
+    try:
+        asked = json.loads(body or b"{}")
+    except ValueError:
+        return False
+    data = (asked.get("data") or []) if isinstance(asked, dict) else None
+    return isinstance(data, list) and all(_is_value(value) for value in data)
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, str | int | float | None) for item in value)
+    return not isinstance(value, dict)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """All of a request's body, or None if it is larger than a picture may be."""
+    from classlens.app.actions import MAX_UPLOAD
+
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_UPLOAD * 4 // 3 + 2**16:  # base64 makes four bytes of three
+            return None
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, to be read once more."""
+    left = [body]
+
+    async def read() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return read
+
+
+class _Answer:
+    """Sends an answer on with our headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = _with_headers(message, _HEADERS)
+        await self._send(message)
+
+
+class _Page:
+    """Sends the page on without the outside addresses in its head."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self._body += message.get("body", b"")
+        if message.get("more_body") or self._start is None:
+            return
+        page = _OUTSIDE.sub(b"", self._body)  # empty where only the head was asked for
+        await self._send(_with_headers(self._start, _HEADERS | {"content-length": str(len(page))}))
+        await self._send({"type": "http.response.body", "body": page})
+
+
+def _with_headers(start: Message, headers: dict[str, str]) -> Message:
+    ours = [(name.encode(), value.encode()) for name, value in headers.items()]
+    theirs = [(name, value) for name, value in start.get("headers", []) if name.lower().decode() not in headers]
+    return {**start, "headers": theirs + ours}
+
+
+async def _refuse(send: Send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def _quiet() -> None:
+    """Nothing is told to anybody: no usage counts, no look for newer versions."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ServerError(f"cannot listen on {host}, port {port} ({error}): give another --host or --port") from None
+
+
+def _announce(listening: socket.socket, studio: Studio) -> None:
+    host, port = listening.getsockname()[:2]
+    where = f"[{host}]" if ":" in host else host
+    typer.echo(f"classlens shows {', '.join(studio.models)} at http://{where}:{port} (Ctrl-C stops it)")
+    if host not in ("127.0.0.1", "::1"):
+        typer.echo("note: whoever reaches this machine can use the page; it asks for no password")

@@ -1,0 +1,210 @@
+"""The page as a person meets it: `classlens serve` and a real browser (Debian's chromium; skipped without it)."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from app import small
+
+pytest.importorskip("selenium")
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run", "--window-size=1400,1000",
+)  # fmt: skip
+TESTS = Path(__file__).parents[1]
+
+
+class Server:
+    """`classlens serve` in a process of its own."""
+
+    def __init__(self, folder: Path, model: str = "app.small:loaded") -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "classlens", "serve", "--port", "0", "--model", model]
+        where = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            command, cwd=TESTS, env=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        limit = threading.Timer(60, self.process.kill)
+        limit.start()
+        said = self.process.stdout.readline()
+        limit.cancel()
+        found = re.search(r"http://127\.0\.0\.1:\d+", said)
+        assert found, said + self.process.stderr.read()
+        self.address = found[0]
+
+    def stop(self) -> tuple[int, str, str]:
+        """Ctrl-C; its exit code and what it said."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            said, complained = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            said, complained = self.process.communicate()
+        return self.process.returncode, said, complained
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.stop()
+
+
+def open_browser(folder):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={folder}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options, Service(DRIVER))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = open_browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def page(server, browser):
+    """The page, freshly opened, with its first sample explained."""
+    browser.get(server.address)
+    wait(browser, lambda: shown(browser))
+    return browser
+
+
+def wait(browser, what):
+    return WebDriverWait(browser, 40, 0.05).until(lambda _: what())
+
+
+def all_of(browser, selector):
+    return browser.find_elements(By.CSS_SELECTOR, selector)
+
+
+def shown(browser, view="one"):
+    """The colours on the page now, and what their headings say."""
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].filter(panel => panel.querySelector('.evidence'))"
+        ".map(panel => [panel.querySelector('b').innerText, panel.querySelector('.evidence').src])"
+    )
+    return [tuple(pair) for pair in browser.execute_script(script, f"#stage-{view} .panel")]
+
+
+def click_class(browser, index):
+    """Click a class's bar, and wait for its map."""
+    browser.find_element(By.CSS_SELECTOR, f'.bar[data-index="{index}"]').click()
+    return wait(browser, lambda: [pair for pair in shown(browser) if pair[0] == small.LABELS[index]])[0][1]
+
+
+def send(browser, path):
+    browser.find_element(By.CSS_SELECTOR, "#drop input[type=file]").send_keys(str(path))
+
+
+def notice(browser):
+    return browser.execute_script("return document.querySelector('.notice')?.innerText || ''")
+
+
+def open_tab(browser, title):
+    next(tab for tab in all_of(browser, "#views button[role=tab]") if tab.text == title).click()
+
+
+def test_a_picture_is_uploaded_and_two_classes_are_clicked(page, tmp_path):
+    before = shown(page)
+    (tmp_path / "mine.png").write_bytes(small.file(300, 200))
+    send(page, tmp_path / "mine.png")
+    wait(page, lambda: shown(page) != before)
+    assert len(all_of(page, ".bar")) == len(small.LABELS)
+    cat, cup = click_class(page, 0), click_class(page, 3)
+    assert cat != cup
+    assert click_class(page, 0) == cat
+    assert all_of(page, ".bar.chosen")[0].get_attribute("data-index") == "0"
+    assert notice(page) == ""
+
+
+def test_a_class_is_found_by_its_name(page):
+    box = page.find_element(By.CSS_SELECTOR, "#search input")
+    box.send_keys("cran")
+    offered = "return [...document.querySelectorAll('[role=option]')].map(option => option.innerText.trim())"
+    wait(page, lambda: [re.split(r"\W+", text) for text in page.execute_script(offered)] == [["crane", "4"]])
+    box.send_keys(Keys.ENTER)
+    wait(page, lambda: shown(page)[0][0] == "crane")
+
+
+def test_a_broken_file_gives_a_friendly_line_and_the_picture_stays(page, tmp_path):
+    before = shown(page)
+    (tmp_path / "broken.jpg").write_text("this is no picture")
+    send(page, tmp_path / "broken.jpg")
+    wait(page, lambda: notice(page))
+    assert notice(page).startswith("This file is not a picture in a known format")
+    assert "Traceback" not in page.page_source
+    assert shown(page) == before
+    click_class(page, 1)
+    wait(page, lambda: not notice(page))  # the next click clears it
+
+
+def test_a_file_that_is_too_large_is_not_even_sent(page, tmp_path):
+    (tmp_path / "large.jpg").write_bytes(b"0" * (20 * 2**20 + 1))
+    send(page, tmp_path / "large.jpg")
+    wait(page, lambda: "larger than 20 MB" in notice(page))
+
+
+def test_the_slider_blends_without_computing_anew(page):
+    before = shown(page)
+    slider = page.find_element(By.CSS_SELECTOR, "#opacity input[type=range]")
+    for _ in range(20):
+        slider.send_keys(Keys.ARROW_LEFT)
+    seen = "return getComputedStyle(document.querySelector('#stage-one .evidence')).opacity"
+    wait(page, lambda: float(page.execute_script(seen)) == pytest.approx(0.6))
+    assert shown(page) == before
+
+
+def test_the_other_views(page):
+    open_tab(page, "Two classes")
+    wait(page, lambda: [title for title, _ in shown(page, "two")][2:] == ["difference"])
+    open_tab(page, "Several methods")
+    wait(page, lambda: len(shown(page, "methods")) == 6)
+    assert len({colours for _, colours in shown(page, "methods")}) == 6
+
+
+def test_downloads_reach_the_browser(page, tmp_path):
+    page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    for button, name, start in (("png", "classlens.png", b"\x89PNG"), ("npz", "classlens.npz", b"PK")):
+        page.find_element(By.CSS_SELECTOR, f"#{button}").click()
+        wait(page, (tmp_path / name).exists)
+        assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_everything_comes_from_the_server_itself(page, server):
+    fetched = page.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert len(fetched) > 10
+    assert [name for name in fetched if not name.startswith((server.address, "data:", "blob:"))] == []
+    said = [entry["message"] for entry in page.get_log("browser")]
+    assert [text for text in said if "Content Security Policy" in text or "net::" in text] == []  # nor was it tried
+
+
+def test_ctrl_c_ends_it_tidily_while_a_page_is_open(page, server):  # so it stands last
+    begun = time.monotonic()
+    code, _, complained = server.stop()
+    assert code in (0, 130)
+    assert complained == ""
+    assert time.monotonic() - begun < 20
+    assert list(server.folder.iterdir()) == []

@@ -1,0 +1,169 @@
+"""The handlers behind the page, called as gradio calls them."""
+
+import base64
+import io
+import logging
+from types import SimpleNamespace
+
+import gradio as gr
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import small
+from classlens.app import page as wiring
+from classlens.app.actions import OutOfDate, samples
+from classlens.app.layout import Parts
+from classlens.app.page import Handlers, Turn
+
+
+@pytest.fixture
+def studio():
+    made = small.studio()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def parts():
+    with small.gradio_leaks(), gr.Blocks(analytics_enabled=False):
+        return Parts(small.studio(), samples(), Turn())
+
+
+@pytest.fixture
+def do(studio, parts):
+    return Handlers(studio, parts, samples())
+
+
+def event(**data):
+    return SimpleNamespace(_data=data)
+
+
+def upload(content):
+    return event(content=base64.b64encode(content).decode())
+
+
+def drawn(do, picture, view="one", index=0, rival=1, method="agf", methods=("agf", "gradcam"), model="small"):
+    """All that a drawing changes, the latest of each part."""
+    found = {}
+    for updates in do.draw(Turn(), picture, model, view, index, rival, method, list(methods)):
+        found |= updates
+    return found
+
+
+def test_an_uploaded_picture_is_kept_and_its_likeliest_class_chosen(do, studio):
+    updates = do.receive("small", upload(small.file()))
+    picture = updates[do.parts.picture]
+    (first, _), (second, _) = studio.likeliest(picture, "small", 2)
+    assert updates[do.parts.chosen] == first
+    assert updates[do.parts.rival]["value"] == second
+    assert [index for _, index in updates[do.parts.search]["choices"]] == list(range(5))
+    assert updates[do.parts.notice] == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"content": base64.b64encode(b"junk").decode()}, "This file is not a picture"),
+        ({"content": "%%%"}, "did not arrive whole"),
+        ({"content": {"path": "/etc/passwd"}}, "no picture arrived"),
+        ({}, "no picture arrived"),
+        ({"large": True}, "larger than 20 MB"),
+    ],
+)
+def test_a_bad_upload_says_so_in_one_line_and_changes_nothing_else(do, data, words):
+    updates = do.receive("small", event(**data))
+    assert list(updates) == [do.parts.notice]
+    assert words.lower() in updates[do.parts.notice].lower()
+    assert "\n" not in updates[do.parts.notice]
+
+
+def test_a_bug_is_told_without_its_details(do, caplog, monkeypatch):
+    monkeypatch.setattr(do.studio, "open", lambda content: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        updates = do.receive("small", upload(small.file()))
+    assert "division" not in updates[do.parts.notice]
+    assert "went wrong" in updates[do.parts.notice]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_class_is_picked_by_its_bar_or_its_name(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    assert do.pick(picture, "small", 0, 1, event(index=3)) == {do.parts.notice: "", do.parts.chosen: 3}
+    assert do.pick_named(picture, "small", 0, 1, 4)[do.parts.chosen] == 4
+    swapped = do.pick(picture, "small", 0, 3, event(index=3))
+    assert (swapped[do.parts.chosen], swapped[do.parts.rival]) == (3, 0)
+    for wrong in (-1, 5, "3", None, 2.5):
+        assert list(do.pick(picture, "small", 0, 1, event(index=wrong))) == [do.parts.notice]
+    assert "choose one" in do.pick(None, "small", 0, 1, event(index=3))[do.parts.notice]
+
+
+def test_each_view_is_drawn_in_its_place(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    one = drawn(do, picture)
+    assert one[do.parts.stages["one"]].count('class="evidence"') == 1
+    assert 'data-index="0" title' in one[do.parts.bars]
+    assert drawn(do, picture, "two")[do.parts.stages["two"]].count('class="evidence"') == 3
+    assert drawn(do, picture, "methods")[do.parts.stages["methods"]].count('class="evidence"') == 2
+    layers = drawn(do, picture, "layers", method="agf-release")[do.parts.stages["layers"]]
+    assert "data:image/png" in layers
+    assert drawn(do, None) == {}
+
+
+def test_two_classes_have_different_pictures(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    cat, dog = (drawn(do, picture, index=index)[do.parts.stages["one"]] for index in (0, 1))
+    assert cat.split('class="evidence"')[1] != dog.split('class="evidence"')[1]
+
+
+def test_a_class_that_is_not_among_the_likeliest_gets_a_bar_of_its_own(do, monkeypatch):
+    monkeypatch.setattr(wiring, "_ROWS", 2)
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    rare = do.studio.likeliest(picture, "small", 5)[-1][0]
+    assert drawn(do, picture, index=rare)[do.parts.bars].count("<button") == 3
+
+
+def test_another_network_has_its_own_classes(do, studio):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    assert do.change_model(picture, "other")[do.parts.chosen] == studio.likeliest(picture, "other", 1)[0][0]
+
+
+def test_an_error_while_drawing_is_told_on_the_page(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    updates = drawn(do, picture, "two", index=1, rival=1)
+    assert "Both classes are the same" in updates[do.parts.notice]
+    assert do.parts.stages["two"] not in updates
+
+
+def test_a_drawing_ends_when_another_begins(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    turn = Turn()
+    slow = do.draw(turn, picture, "small", "methods", 0, 1, "agf", ["agf", "gradcam", "lrp"])
+    next(slow), next(slow)
+    turn.take()
+    assert list(slow) == []
+
+
+def test_a_slow_method_stops_in_the_middle_when_nobody_waits(do, studio):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    studio.close()
+    updates = drawn(do, picture, method="rise")  # it reports its steps, and is told that the page is closed
+    assert do.parts.stages["one"] not in updates
+    with pytest.raises(OutOfDate):
+        studio.check_open()
+
+
+@pytest.mark.parametrize("view", ["one", "two", "methods", "layers"])
+def test_downloads_are_what_is_on_the_page(do, view):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    wanted = (picture, "small", view, 0, 1, "agf-release", ["agf", "gradcam"])
+    png, npz = do.save_png(80, *wanted)[do.parts.parcel], do.save_npz(80, *wanted)[do.parts.parcel]
+    assert (png["name"], npz["name"]) == ("classlens.png", "classlens.npz")
+    assert Image.open(io.BytesIO(base64.b64decode(png["content"]))).format == "PNG"
+    maps = np.load(io.BytesIO(base64.b64decode(npz["content"])))["maps"]
+    assert len(maps) == (1 if view in ("one", "layers") else 2)
+
+
+def test_a_download_without_a_picture_is_a_friendly_line(do):
+    updates = do.save_png(80, None, "small", "one", 0, 1, "agf", [])
+    assert list(updates) == [do.parts.notice]
