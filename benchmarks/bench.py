@@ -212,7 +212,7 @@ def measure(network: str, methods: list[str], rounds: int, done: set[Any]) -> It
     for batch, classes in SIZES:
         images, wanted = torch.rand(batch, 3, 224, 224), list(range(1, classes + 1))
 
-        def forward() -> None:
+        def forward(images: Any = images) -> None:
             with torch.no_grad():
                 model(images)
 
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--peak", nargs=3, metavar=("NETWORK", "LIBRARY", "METHOD"), help=argparse.SUPPRESS)
     parser.add_argument("--network", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    _quiet(options.threads)
+    quiet(options.threads)
     if options.peak:
         peak(*options.peak)
     elif options.network:
@@ -326,7 +326,9 @@ def run_all(options: argparse.Namespace) -> None:
 def measure_memory(network: str, rows: Path) -> None:
     """Forward, forward + backward, and every contender of the methods people use most."""
     done = {(r["network"], r["library"], r["method"]) for r in read(rows) if "peak" in r}
-    timed = [r for r in read(rows) if r.get("ratio") and r["network"] == network and (r["batch"], r["classes"]) == (1, 1)]
+    timed = [
+        r for r in read(rows) if r.get("ratio") and r["network"] == network and (r["batch"], r["classes"]) == (1, 1)
+    ]
     wanted = [("forward", ""), ("backward", ""), *((r["library"], r["method"]) for r in timed if r["method"] in WIDE)]
     for library, method in wanted:
         if (network, library, method) not in done:
@@ -354,7 +356,7 @@ def append(rows: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _quiet(threads: int) -> None:
+def quiet(threads: int) -> None:
     warnings.filterwarnings("ignore")  # peers warn on every call
     import torch
 

@@ -141,7 +141,7 @@ def main() -> None:
         if name in {r["name"] for r in rows}:
             continue
         command = [sys.executable, __file__, "--out", str(options.out), "--only", name]
-        row = {"name": name} | {library: "TimeoutExpired: too slow" for library in LIBRARIES}
+        row = {"name": name} | dict.fromkeys(LIBRARIES, "TimeoutExpired: too slow")
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
             last = (done.stdout.splitlines() or [""])[-1]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import classlens
 from classlens.methods import agf as method
-from classlens.methods.layers import gradient_values, last_layers
+from classlens.methods.layers import last_layers
 from classlens.methods.registry import METHODS
 from classlens.models._torchvision import import_torchvision
 from classlens.rules import agf as terms

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from classlens.errors import ImageError
-from classlens.images import check_batch, open_image, to_image, to_tensor
+from classlens.images import ahead, check_batch, open_image, to_image, to_tensor
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
 
@@ -326,3 +326,26 @@ def test_check_batch_names_the_first_bad_row(value: float) -> None:
     batch[2, 1, 0, 1] = batch[3, 0, 0, 0] = value
     with pytest.raises(ImageError, match="image 2 of the batch"):
         check_batch(batch)
+
+
+def test_work_ahead_comes_in_order_and_says_what_went_wrong() -> None:
+    def work(i: int) -> int:
+        if i == 2:
+            raise ValueError("two")
+        return 10 * i
+
+    found = []
+    for ready in ahead(work, range(5), workers=2):
+        try:
+            found.append(ready())
+        except ValueError as error:
+            found.append(str(error))
+    assert found == [0, 10, "two", 30, 40]
+
+
+def test_work_ahead_stays_only_a_few_steps_ahead() -> None:
+    begun: list[int] = []
+    results = ahead(begun.append, range(100), workers=2)
+    next(results)()
+    results.close()
+    assert len(begun) <= 3

@@ -13,8 +13,11 @@ import io
 import os
 import threading
 import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from torch import Tensor
 
 from classlens.errors import ImageError
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
 MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ours speaks first
@@ -205,3 +210,22 @@ def _scale_to_8_bits(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"{name} has values {low}..{high} (mode {image.mode}): save it with 8 or 16 bits a channel")
     scaled = np.multiply(values, np.float32(255 / top), dtype=np.float32)
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
+
+
+def ahead(work: Callable[[Item], Made], items: Sequence[Item], workers: int = 2) -> Iterator[Callable[[], Made]]:
+    """Do `work` on items in threads, a few ahead of whoever takes the results, in order; each is asked for by a call.
+
+    >>> [ready() for ready in ahead(len, ["a", "bb"])]
+    [1, 2]
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Made]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result
+            while waiting:
+                yield waiting.popleft().result
+        finally:  # whoever took the results has gone: do not begin what nobody waits for
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -251,7 +251,8 @@ def test_a_network_of_one_output_is_explained(name: str) -> None:
     """Eq. 7 compares a class with the others; where there is none, the logit itself is the score."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 1),
     ).eval()  # fmt: skip
     found = classlens.explain(model, torch.rand(2, 3, 16, 16), 0, name)
     assert torch.isfinite(found.maps).all()

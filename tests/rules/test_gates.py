@@ -66,7 +66,9 @@ def test_global_response_norm_is_a_gate_over_places() -> None:
         return gamma * (x * (size / (size.mean(1, keepdim=True) + 1e-6))) + beta + x
 
     assert torch.allclose(back(normed, X, R), R)
-    as_written_elsewhere = back(lambda x: x + torch.addcmul(beta, gamma, x * (x.norm(p=2, dim=(2, 3), keepdim=True))), X, R)
+    as_written_elsewhere = back(
+        lambda x: x + torch.addcmul(beta, gamma, x * (x.norm(p=2, dim=(2, 3), keepdim=True))), X, R
+    )
     assert torch.allclose(as_written_elsewhere, R)
 
 

@@ -94,7 +94,8 @@ class Node:
             changes = constants is not None and isinstance(leaf, Tensor) and leaf.is_floating_point()
             return constants(leaf.detach()) if changes and constants else leaf
 
-        return _run(self.func, *_map((self.args, self.kwargs), fill), self.mutates)
+        args, kwargs = _map((self.args, self.kwargs), fill)
+        return _run(self.func, args, kwargs, self.mutates)
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> tuple[Tensor, ...]:
@@ -148,13 +149,17 @@ class Tape:
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
         rows = [_autograd(self.output, c, wanted) for c in cotangents] if wanted else []
         found = {
-            value: torch.stack([torch.zeros_like(value.tensor) if g is None else g for g in column])
+            value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
             for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
         }
         return {
             value: found[value] if value in found else value.tensor.new_zeros(len(cotangents), *value.shape)
             for value in values
         }
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
 def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value]) -> tuple[Tensor | None, ...]:

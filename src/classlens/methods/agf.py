@@ -65,14 +65,15 @@ class Streams:
 def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
     """Eq. 7 and the gradient stream: one backward pass a class gives the gradient at every layer."""
     logits = tape.logits.detach().requires_grad_()
-    alone = logits.shape[1] == 1  # a network of one output has no other class to be compared with: its logit is the score
+    alone = logits.shape[1] == 1  # no other class to be compared with: the logit itself is the score
     if not alone and (logits == logits[:, :1]).all(1).any():
         row = int((logits == logits[:, :1]).all(1).nonzero()[0])
         raise TargetError(f"the logits of image {row} are all equal: the model finds no class, so there is no evidence")
     with torch.enable_grad():
         scores = case.scores(logits, picked if alone else terms.highlighted)  # of a callable, the number that it gives
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
-    gradients = tape.gradients(cotangents, gradient_values([*last_layers(tape), *full]))
+    last = [node.outputs[0] for node in last_layers(tape)]
+    gradients = tape.gradients(cotangents, [*last, *gradient_values(tape, full)])
     start = evidence_at_last(tape, gradients)
     return Streams(tape, gradients, start, {} if case.trace else None, Ledger(len(case.images)))
 
@@ -157,14 +158,15 @@ def _absolute_with_bias(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> 
 
 
 def _per_unit(
-    layer: LinearMap, relevance: Tensor, x: Tensor, w: Tensor, ledger: Ledger, weight: float = 1.0
-) -> Tensor:
+    layer: LinearMap, relevance: Tensor, x: Tensor, w: Tensor, ledger: Ledger, weight: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """R / (|W| |x| + |b|); what of R falls to |b| is written down, `weight` times."""
     z = layer.forward(x, w)
     if layer.bias is None:
-        return divide(relevance, z)
+        return divide(relevance, z, out)
     size = layer.bias.abs()
-    per_unit = divide(relevance, z.add_(size))
+    per_unit = divide(relevance, z.add_(size), out)
     over_places = per_unit.flatten(3).sum(3) if layer.kernel else per_unit
     ledger.absorb(over_places * size.flatten(), weight)
     return per_unit
@@ -177,9 +179,11 @@ def _balanced(
     x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
     active = x.sign()
     mu = 0.0 if "A" in dropped else SHARE_OF_A
-    per_unit = _per_unit(layer, relevance, x, w, streams.ledger, 1 - mu)
     # C and A use the same |W|: one adjoint on a stacked batch.
-    both = layer.adjoint(torch.cat([per_unit, divide(relevance, layer.of_ones(w))]), w)
+    per_unit = relevance.new_empty(2 * classes, *relevance.shape[1:])
+    _per_unit(layer, relevance, x, w, streams.ledger, 1 - mu, per_unit[:classes])
+    divide(relevance, layer.of_ones(w), per_unit[classes:])
+    both = layer.adjoint(per_unit, w)
     c, a = both[:classes].mul_(x), both[classes:]
     streams.ledger.absorb(a, mu)
     a.mul_(active)  # a unit that is off is no evidence

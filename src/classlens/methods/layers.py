@@ -89,9 +89,10 @@ def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tens
     return layer.adjoint(gradients[node.outputs[0]], layer.weight)
 
 
-def gradient_values(nodes: Iterable[Node]) -> list[Value]:
+def gradient_values(tape: Tape, nodes: Iterable[Node]) -> list[Value]:
     """The values whose gradients `own_gradient` needs."""
-    return [value for node in nodes for value in (linear_map(node).value, node.outputs[0])]
+    pairs = ((linear_map(node).value, node.outputs[0]) for node in nodes)
+    return [value if len(tape.consumers[value]) == 1 else output for value, output in pairs]
 
 
 def evidence_at_last(tape: Tape, gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:

@@ -92,7 +92,7 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
 def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
     """(G + ridge I)^-1 of 2x2 matrices: the adjugate over the determinant, which is at least ridge * trace."""
     b, off, f = gram[..., 0, 0] + ridge, gram[..., 0, 1], gram[..., 1, 1] + ridge
-    adjugate = torch.stack([f, -off, -off, b], -1).unflatten(-1, (2, 2))
+    adjugate: Tensor = torch.stack([f, -off, -off, b], -1).unflatten(-1, (2, 2))
     return adjugate / (b * f - off * off)[..., None, None]
 
 

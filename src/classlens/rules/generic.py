@@ -17,13 +17,13 @@ Shares = Sequence[Tensor | None]  # one for each input of the node; None: that i
 Quotient = Callable[[Tensor, Tensor], Tensor]
 
 
-def divide(a: Tensor, b: Tensor) -> Tensor:
+def divide(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a / b, and 0 where b is 0.
 
     >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
     """
-    return _unless_zero(a / b, b)
+    return _unless_zero(torch.div(a, b, out=out), b)
 
 
 def divide_released(a: Tensor, b: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def active_units(x: Tensor) -> Tensor:
 
 def magnitude(x: Tensor) -> Tensor:
     """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
-    return torch.add(x.abs(), torch.finfo(x.dtype).tiny ** 0.5)
+    return x.abs().add_(torch.finfo(x.dtype).tiny ** 0.5)
 
 
 def transported(

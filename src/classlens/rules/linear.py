@@ -141,11 +141,12 @@ def _back_by_matrix(r: Tensor, w: Tensor, shape: tuple[int, ...], stride: tuple[
 
     Up to four times as fast as the library's own adjoint, which does not know this case.
     """
-    at_places = torch.matmul(w.flatten(1).mT, r.flatten(2)).unflatten(2, r.shape[2:])
+    at_places: Tensor = torch.matmul(w.flatten(1).mT, r.flatten(2)).unflatten(2, r.shape[2:])
     if max(stride) == 1:
         return at_places
     out = at_places.new_zeros(shape)
-    out[(..., *(slice(None, None, s) for s in stride))] = at_places
+    places = tuple(slice(None, None, s) for s in stride)
+    out[(slice(None), slice(None), *places)] = at_places
     return out
 
 

@@ -1,0 +1,148 @@
+"""Measurements -> benchmarks/RESULTS.md: the machine, the targets, the tables.
+
+python benchmarks/report.py        # from rows.jsonl, without measuring again
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import bench
+
+LIBRARIES = ("classlens", "torch", "torchvision", *("captum", "grad-cam", "zennit"))
+# (network, batch, classes) -> agf's largest ratio to a forward, for each class
+TARGETS = {("vgg19", 1, 1): 6.0, ("resnet50", 1, 1): 5.5, ("vgg19", 1, 5): 4.0, ("resnet50", 1, 5): 4.0}
+# Forward-equivalents that the convolutions of AGF need at least, counted in multiply-adds.
+FLOORS = {("vgg19", 1, 1): 4.98, ("resnet50", 1, 1): 4.42, ("vgg19", 1, 5): 3.39, ("resnet50", 1, 5): 2.85}
+
+Rows = list[dict[str, Any]]
+
+
+def write(rows: Path, out: Path, threads: int) -> None:
+    """The whole page, written at once."""
+    found = bench.read(rows)
+    timed = {(r["network"], r["library"], r["method"], r["batch"], r["classes"]): r for r in found if "batch" in r}
+    peaks = {(r["network"], r["library"], r["method"]): r["peak"] for r in found if "peak" in r}
+    parts = [head(threads), targets(timed, peaks), beside_peers(timed), all_methods(timed), memory(peaks)]
+    draft = out.with_suffix(".part")
+    draft.write_text("\n\n".join(part for part in parts if part) + "\n")
+    draft.replace(out)
+
+
+def head(threads: int) -> str:
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            cpu = line.split(":")[1].strip()
+            break
+    versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    return (
+        f"# Speed and memory\n\n`make bench`, {cpu}, {threads} threads, no GPU; {versions}.\n\n"
+        "All times are multiples of the network's own plain forward pass of the same batch, measured in one process in "
+        "turns with it; the median of the rounds, and the smallest and the largest in brackets where they matter. "
+        f"Networks of 224 x 224 pixels. Integrated gradients and SmoothGrad take {bench.STEPS} steps everywhere. Other "
+        "libraries explain one class a call, so five classes are five calls."
+    )
+
+
+def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
+    lines = ["## Targets", "", "| target | measured | floor of the arithmetic | met |", "|---|---|---|---|"]
+    for (network, batch, classes), limit in TARGETS.items():
+        row = timed.get((network, "classlens", "agf", batch, classes))
+        if row is None:
+            continue
+        ratio, low, high = (row[k] / classes for k in ("ratio", "low", "high"))
+        what = f"`agf`, {network}, {classes} class{'es, each' if classes > 1 else ''}: at most {limit:.1f} forwards"
+        floor = FLOORS[network, batch, classes]
+        lines.append(f"| {what} | {ratio:.2f} [{low:.2f}, {high:.2f}] | {floor:.2f} | {_met(ratio <= limit)} |")
+    agf, backward = peaks.get(("vgg19", "classlens", "agf")), peaks.get(("vgg19", "backward", ""))
+    if agf and backward:
+        times = f"{agf / backward:.2f}"
+        lines.append(
+            f"| `agf`, vgg19: peak memory at most 2 x forward + backward | {times} x | | {_met(agf <= 2 * backward)} |"
+        )
+    pairs = shared(timed)
+    slower = [key for key, (own, peer, _) in pairs.items() if own > peer]
+    lines.append(
+        f"| every shared method at least as fast as the fastest peer | {len(pairs) - len(slower)} of {len(pairs)} "
+        f"cells | | {_met(not slower)} |"
+    )
+    return "\n".join(lines)
+
+
+def shared(timed: dict[Any, Any]) -> dict[Any, tuple[float, float, str]]:
+    """(network, method, batch, classes) -> (our ratio, the fastest peer's, its name), where a peer has an answer."""
+    found: dict[Any, tuple[float, float, str]] = {}
+    for (network, library, method, batch, classes), row in timed.items():
+        own = timed.get((network, "classlens", method, batch, classes))
+        if library == "classlens" or not row["ratio"] or own is None:
+            continue
+        key = (network, method, batch, classes)
+        if key not in found or row["ratio"] < found[key][1]:
+            found[key] = (own["ratio"], row["ratio"], library)
+    return found
+
+
+def beside_peers(timed: dict[Any, Any]) -> str:
+    lines = [
+        "## Beside other libraries", "",
+        "Ours / the fastest of captum, pytorch-grad-cam and zennit that has the method and runs on the network. Below "
+        "1, ours is faster.", "",
+        "| network | method | batch | classes | ours | peer | which | ours / peer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for (network, method, batch, classes), (own, peer, library) in sorted(shared(timed).items()):
+        ratio = own / peer
+        mark = f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}"
+        lines.append(f"| {network} | {method} | {batch} | {classes} | {own:.1f} | {peer:.1f} | {library} | {mark} |")
+    failures = sorted({(r["library"], r["method"], r["network"], r["why"]) for r in timed.values() if r["why"]})
+    if failures:
+        lines += ["", "Peers that raise an error there:", ""]
+        lines += [f"- {library} {method} on {network}: {why}" for library, method, network, why in failures]
+    return "\n".join(lines)
+
+
+def all_methods(timed: dict[Any, Any]) -> str:
+    networks = [n for n in bench.NETWORKS if any(key[0] == n for key in timed)]
+    sizes = [size for size in bench.SIZES if any(key[3:] == size for key in timed)]
+    parts = ["## Every method", "", "A method that runs the network hundreds of times (rise, meaningful-perturbation) "
+             "costs what these forwards cost and is not listed."]  # fmt: skip
+    for batch, classes in sizes:
+        methods = list(dict.fromkeys(k[2] for k in timed if k[1] == "classlens" and k[3:] == (batch, classes)))
+        parts += [
+            "", f"Batch {batch}, {classes} class{'es (for all of them)' if classes > 1 else ''}:", "",
+            "| method | " + " | ".join(networks) + " |", "|---" * (len(networks) + 1) + "|",
+        ]  # fmt: skip
+        for method in methods:
+            cells = [timed.get((n, "classlens", method, batch, classes)) for n in networks]
+            numbers = [f"{c['ratio']:.1f}" if c and c["ratio"] else "–" for c in cells]
+            parts.append(f"| {method} | " + " | ".join(numbers) + " |")
+    return "\n".join(parts)
+
+
+def memory(peaks: dict[Any, Any]) -> str:
+    if not peaks:
+        return ""
+    networks = [n for n in bench.NETWORKS if any(key[0] == n for key in peaks)]
+    kinds = list(dict.fromkeys((library, method) for _, library, method in peaks))
+    lines = [
+        "## Peak memory (MB, the whole process)", "", "One image, one class; a process for each.", "",
+        "| | " + " | ".join(networks) + " |", "|---" * (len(networks) + 1) + "|",
+    ]  # fmt: skip
+    names = {"forward": "plain forward", "backward": "forward + backward"}
+    for library, method in kinds:
+        cells = [peaks.get((n, library, method)) for n in networks]
+        name = names.get(library) or f"{library} {method}"
+        lines.append(f"| {name} | " + " | ".join("–" if c is None else str(c) for c in cells) + " |")
+    return "\n".join(lines)
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**not met**"
+
+
+if __name__ == "__main__":
+    write(bench.HERE / "rows.jsonl", bench.HERE / "RESULTS.md", 2)
