@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit format clean
+.PHONY: help demo test lint types imports unit docs bench format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -34,12 +34,20 @@ imports: $(VENV)/.all ## import-linter: who may import whom
 unit: $(VENV)/.all ## pytest
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+docs: $(VENV)/.all ## the documentation, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html; to search in it: $(BIN)/python -m http.server --directory site"
+
+bench: $(VENV)/.all ## speed and memory beside other libraries: benchmarks/RESULTS.md (an hour; goes on where it was)
+	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/profile_agf.py
+
 format: $(VENV)/.all ## let ruff mend style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) out build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 # Debian's python3 has no ensurepip unless python3-venv is there; then its own pip fills the environment.
 $(BIN)/python:

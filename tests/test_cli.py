@@ -284,3 +284,18 @@ def test_the_module_is_the_command(capsys: pytest.CaptureFixture[str], monkeypat
     with pytest.raises(SystemExit):
         runpy.run_module("classlens", run_name="__main__")
     assert capsys.readouterr().out.startswith("classlens ")
+
+
+def test_a_folder_is_explained_picture_by_picture(run: Any, folder: Path) -> None:
+    (folder / "photos").mkdir()
+    for name in ("two.png", "one.png", "broken.png"):
+        (folder / name).rename(folder / "photos" / name)
+    found = run("explain", "photos", "--model", "tiny:net")
+    assert found.code == 2  # one is broken, and named
+    assert "broken.png" in found.error
+    assert found.out.index("one") < found.out.index("two")
+    assert "2 images" in found.out
+    assert "images/s" in found.out
+    assert {path.name for path in (folder / "out").iterdir()} == {"one", "two"}
+    (folder / "empty").mkdir()
+    assert "no picture in empty" in run("explain", "empty", "--model", "tiny:net").error

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from classlens.methods import METHODS
+import torch
+import typer
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+import classlens
+from classlens.cli import app
+from classlens.methods import METHODS, Method
+
+Command = Any  # a command of click; typer has a click of its own
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 HEAD = """# The methods
@@ -14,37 +25,178 @@ HEAD = """# The methods
 <!-- written by tools/write_docs.py from the registry -->
 
 One name each, on any model: `classlens.explain(model, images, targets, method=NAME)`, `--method NAME`. Options go in
-brackets or as keywords: `agf-release(without=A)`.
+brackets or as keywords: `agf-release(without=A)`. [Choosing a method](choosing.md) says which to take.
 
-*per class*: asking for another class gives another map. *signed*: negative values speak against the class.
-*conserves*: on ReLU-like networks the map sums to what was put in at the top, up to what the report says was absorbed.
+## At a glance
+
+The paper's table of properties, extended to every method here.
+
+- *per class*: asking for another class gives another map. *signed*: negative values speak against the class.
+- *conserves*: on ReLU-like networks the map sums to what was put in at the top, up to what the report says was
+  absorbed.
+- *functions*: the target may be [any number made of the logits](concepts.md#targets), not just a class.
+- *cost*: the arithmetic of convolutions and matrix products, in forward passes of the network, for the first class and
+  for each further one; counted on a small network of five convolutions, so the same on every machine. The forward pass
+  itself, which all classes share, is in it. What else takes time is on the page [Speed](speed.md).
+"""
+
+AFTER = """
+!!! warning "Patents"
+
+    Parts of layer-wise relevance propagation are covered by patents (EP3271863B1 and its family). If you use the
+    methods of the family *relevance propagation* commercially, check whether that concerns you.
+
 `variant=release` is what the authors' released code computes; where it has slips, the default corrects them, and the
 note says how.
-
-Parts of layer-wise relevance propagation are covered by patents (EP3271863B1 and its family). If you use the methods
-of the family *relevance propagation* commercially, check whether that concerns you.
 """
+
+# Methods that run the network again and again cost that much for each run: counted for few runs, and scaled up.
+MANY_RUNS = {
+    "integrated-gradients": "steps",
+    "smoothgrad": "samples",
+    "rise": "n_masks",
+    "meaningful-perturbation": "steps",
+}
+FEW = (2, 4)
+
+
+class Small(nn.Module):
+    """Five convolutions and a linear layer, to count on. The last one reads a map 16 times smaller than the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = ((3, 16, 2), (16, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1))
+        self.body = nn.ModuleList(nn.Conv2d(i, o, 3, stride, 1) for i, o, stride in sizes)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body:
+            x = layer(x).relu()
+        return self.head(x.mean((2, 3)))
+
+
+@cache
+def network() -> tuple[nn.Module, Tensor]:
+    """The network that is counted on, and an image."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, image = Small().eval(), torch.rand(1, 3, 64, 64)
+    classlens.explain(model, image, method="gradient")  # the first recording of a model is checked by another forward
+    return model, image
+
+
+def operations(run: Any) -> int:
+    """What a call computes: its additions and multiplications in convolutions and matrix products."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def in_forwards(method: str, classes: list[int], **options: Any) -> float:
+    """The operations of maps of some classes over those of a plain forward pass."""
+    model, image = network()
+    with torch.no_grad():
+        forward = operations(lambda: model(image))
+    return operations(lambda: classlens.explain(model, image, [classes], method, **options)) / forward
+
+
+def cost(method: Method) -> tuple[float, float]:
+    """Forward passes for the first class, and for each further one."""
+    few = MANY_RUNS.get(method.name)
+    if few is None:
+        one, two = in_forwards(method.name, [1]), in_forwards(method.name, [1, 2])
+        return one, two - one
+    runs = inspect.signature(method.run).parameters[few].default
+    found = []
+    for classes in ([1], [1, 2]):
+        low, high = (in_forwards(method.name, classes, **{few: n}) for n in FEW)
+        found.append(low + (high - low) / (FEW[1] - FEW[0]) * (runs - FEW[0]))
+    return found[0], found[1] - found[0]
+
+
+def count(value: float) -> str:
+    """Two digits are enough: 4.9, 150."""
+    return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.2g}'):,.0f}"
+
+
+def yes(mark: bool) -> str:
+    """For a table."""
+    return "yes" if mark else "–"
+
+
+def glance() -> list[str]:
+    """The table of properties."""
+    lines = [
+        "| method | per class | signed | conserves | functions | cost, first class | each further |",
+        "|---|:-:|:-:|:-:|:-:|--:|--:|",
+    ]
+    for m in METHODS.values():
+        marks = " | ".join(yes(mark) for mark in (m.class_specific, m.signed, m.conserves, m.scalars))
+        lines.append(f"| [`{m.name}`](#{m.family.replace(' ', '-')}) | {marks} | {' | '.join(map(count, cost(m)))} |")
+    return lines
 
 
 def methods_page() -> str:
     """docs/methods.md."""
-    lines = [HEAD]
+    lines = [HEAD, *glance(), AFTER]
     for family in dict.fromkeys(m.family for m in METHODS.values()):
         lines += [
             f"\n## {family[0].upper()}{family[1:]}\n",
-            "| name | what it is | per class | signed | conserves | options | paper |",
-            "|---|---|---|---|---|---|---|",
+            "| name | what it is | options | paper |",
+            "|---|---|---|---|",
         ]
         members = [m for m in METHODS.values() if m.family == family]
-        for m in members:
-            marks = " | ".join("yes" if mark else "–" for mark in (m.class_specific, m.signed, m.conserves))
-            lines.append(f"| `{m.name}` | {m.summary} | {marks} | {', '.join(m.options) or '–'} | {m.paper} |")
+        lines += [f"| `{m.name}` | {m.summary} | {', '.join(m.options) or '–'} | {m.paper} |" for m in members]
         lines.append("")
         lines += [f"- **{m.name}**: {' '.join((inspect.getdoc(m.run) or '').split())}" for m in members]
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"methods.md": methods_page}
+COMMANDS = """# The commands
+
+<!-- written by tools/write_docs.py from the command itself -->
+
+`classlens COMMAND --help` says the same. What goes wrong and can be mended is one line, and the exit code is 2;
+`classlens --debug COMMAND` shows where it happened.
+"""
+
+
+def commands_page() -> str:
+    """docs/commands.md."""
+    lines = [COMMANDS]
+    for path, command in leaves(typer.main.get_command(app), "classlens"):
+        lines += [f"\n## {path}\n", *described(command), *options_of(command)]
+    return "\n".join(lines) + "\n"
+
+
+def leaves(command: Command, path: str) -> list[tuple[str, Command]]:
+    """Every command that does something, with its words."""
+    if not hasattr(command, "commands"):
+        return [(path, command)]
+    return [leaf for name, child in command.commands.items() for leaf in leaves(child, f"{path} {name}")]
+
+
+def described(command: Command) -> list[str]:
+    """The help text, with its examples as code: those that follow each other as one block."""
+    lines = inspect.cleandoc(command.help or "").splitlines()
+    text = "\n".join(f"    {line.strip()}" if line.strip().startswith("classlens ") else line for line in lines)
+    return re.sub(r"(    classlens .*)\n\n(?=    classlens )", r"\1\n", text).splitlines()
+
+
+def options_of(command: Command) -> list[str]:
+    """The table of arguments and options, from what `--help` says."""
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    lines = ["", "| option | what it does | |", "|---|---|---|"]
+    for parameter in command.params:
+        name, about = parameter.get_help_record(context) or ("--help", "")
+        if not name.startswith("--help"):
+            about, _, rest = re.sub(r"([;\[] ?|  )[\d.]*(<=)?x[<>]=[\d.]+\]?", "", about).partition("  [")
+            cells = (f"`{re.sub(' <[^|>]*>', '', name)}`", about.rstrip(), rest.rstrip("] "))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines if len(lines) > 3 else []
+
+
+PAGES = {"methods.md": methods_page, "commands.md": commands_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
