@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from classlens.explanation import Explanation, Report, explain
     from classlens.methods import METHODS
     from classlens.models import LoadedModel, load
-    from classlens.targets import top
+    from classlens.targets import above, top
 
 # Where each public name lives. They are imported when first used: torch takes seconds, `classlens --help` should not.
 _HOMES = {
     "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
     "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
-    "load": "models", "top": "targets",
+    "load": "models", "above": "targets", "top": "targets",
 }  # fmt: skip
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Explanation",
     "LoadedModel",
     "Report",
+    "above",
     "compare",
     "explain",
     "load",

@@ -24,7 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from classlens.cli_evaluate import evaluate
-from classlens.errors import ClasslensError, ImageError
+from classlens.cli_report import report
+from classlens.cli_selfsup import selfsup
+from classlens.cli_train import data, train
+from classlens.declared import declared
+from classlens.errors import ClasslensError, ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
     from classlens.comparison import Comparison
@@ -98,19 +102,28 @@ def _common(
 
 @app.command(no_args_is_help=True)
 def explain(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Picture files.", show_default=False)],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.", show_default=False)
+    ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     classes: Classes = None,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
     ] = None,
+    multilabel: Annotated[
+        bool, typer.Option("--multilabel", help="Explain every class that a multi-label network finds.")
+    ] = False,
+    threshold: Annotated[
+        float, typer.Option(min=0.001, max=0.999, help="With --multilabel: the probability from which a class counts.")
+    ] = 0.5,
     method: Annotated[
         str, typer.Option(help="How; `classlens methods` lists them. Options go in brackets: `agf-release(without=A)`.")
     ] = "agf",
     device: Where = Device.auto,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
     trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read pictures while the network computes.")] = 2,
     json: AsJson = False,
 ) -> None:
     """Show where a network finds each class: overlays, a figure, the raw maps and a report.
@@ -121,32 +134,55 @@ def explain(
 
         classlens explain photo.jpg --class tabby --class espresso
 
-        classlens explain photos/*.jpg --top 3 --model torchvision:resnet50 --out maps
+        classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
 
-    Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json.
+        classlens explain photo.jpg --model runs/voc --multilabel
+
+    Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
+    segmentation.png, where each class has most evidence.
     """
     import classlens
+    from classlens.images import ahead
 
-    targets = _targets(classes, top, default=1)
+    images = _pictures(images)
+    if multilabel and (classes or top):
+        raise typer.BadParameter("--multilabel finds the classes by itself; give it without --class and --top")
+    targets = classlens.above(threshold) if multilabel else _targets(classes, top, default=1)
     loaded = _load(model, weights, device)
+    if multilabel and not loaded.multilabel:
+        raise ModelError(
+            f"{model} is no multi-label network; train one with `classlens train multilabel`, or use --top"
+        )
     progress = _LateProgress(len(images))
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
-    for image, folder in zip(images, _folders(images, out), strict=True):
+    begun = time.monotonic()
+    for image, folder, read in zip(
+        images, _folders(images, out), ahead(loaded.preprocess, images, workers), strict=True
+    ):
         try:
             with progress.step(image.name):
-                explanation = classlens.explain(loaded, image, targets, method, trace=trace)
+                explanation = classlens.explain(loaded, read()[None], targets, method, trace=trace)
                 written = _save(explanation, folder, trace)
-        except ImageError as error:
+                if multilabel:
+                    written.append(_save_segmentation(explanation, folder))
+        except (ImageError, TargetError) as error:
+            if isinstance(error, TargetError) and not multilabel:
+                raise  # it would be said again of every image
             _complain(str(error))
             failed.append({"path": str(image), "error": str(error)})
             continue
         done.append(_document(explanation, image, written))
         if not json:
             _show(explanation, image, folder)
+        if not json and multilabel:
+            typer.echo(f"  -> {folder / 'segmentation.png'}")
+    speed = len(done) / (time.monotonic() - begun)
     if json:
-        about = {"classlens": version("classlens"), "model": model, "method": method}
+        about = {"classlens": version("classlens"), "model": model, "method": method, "images_per_second": speed}
         typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+    elif len(done) > 1:
+        typer.echo(f"{len(done)} images, {speed:.2f} images/s, pictures and files included")
     if failed:
         raise typer.Exit(2)
 
@@ -216,17 +252,19 @@ def models() -> None:
 @app.command()
 def methods() -> None:
     """List the explanation methods and what to expect of each."""
-    from classlens.methods import METHODS
-
     table = Table("name", "what it is", "per class", "signed", "conserves", box=None, pad_edge=False)
-    for entry in METHODS.values():
-        about = f"{escape(entry.summary)}\n[dim]{escape(entry.paper)}[/]"
-        marks = ("yes" if mark else "–" for mark in (entry.class_specific, entry.signed, entry.conserves))
-        table.add_row(escape(entry.name), about, *marks)
+    for entry in declared():
+        about = f"{escape(entry['summary'])}\n[dim]{escape(entry['paper'])}[/]"
+        marks = ("yes" if entry[mark] else "–" for mark in ("class_specific", "signed", "conserves"))
+        table.add_row(escape(entry["name"]), about, *marks)
     Console().print(table)
 
 
 app.command(no_args_is_help=True)(evaluate)
+app.add_typer(train, name="train")
+app.add_typer(data, name="data")
+app.add_typer(selfsup, name="selfsup")
+app.command(no_args_is_help=True)(report)
 
 
 @app.command()
@@ -275,6 +313,31 @@ def coverage(
 
 
 @app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A network of the page; can be repeated.  [default: efficientnet-lite0]", show_default=False),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 opens the page to others.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7860,
+    device: Where = Device.auto,
+) -> None:
+    """Show a page in the browser: drop a picture, click a class, see where it is found.
+
+        classlens serve
+
+        classlens serve --model efficientnet-lite0 --model torchvision:resnet50 --port 8000
+
+    Nothing is fetched from elsewhere and no picture is kept. Ctrl-C stops it.
+    """
+    from classlens.app.server import serve as run
+
+    run(model or ["efficientnet-lite0"], host, port, _pick(device))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where demo.png goes.")] = Path("out"),
 ) -> None:
@@ -308,6 +371,19 @@ def _pick(device: Device) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def _pictures(paths: Sequence[Path]) -> list[Path]:
+    """The files, and those in folders by name."""
+    from classlens.evaluate.datasets import pictures_in
+
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(pictures_in(path)) if path.is_dir() else [path]
+        if not inside:
+            raise ImageError(f"there is no picture in {path}")
+        found += inside
+    return found
+
+
 def _folders(images: Sequence[Path], out: Path) -> list[Path]:
     """A folder for each image, named after it; a/cat.jpg and b/cat.jpg become cat and cat-2.
 
@@ -331,6 +407,14 @@ def _save(explanation: Explanation, folder: Path, trace: bool) -> list[Path]:
             picture = render.decomposition(explanation, k=k)
             written.append(render.write_png(folder / f"decomposition-{index}.png", picture))
     return written
+
+
+def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
+    from classlens import render
+    from classlens.evaluate.segmentation import label_map
+
+    labels = label_map(explanation.maps[0].float().cpu().numpy(), explanation.signed)
+    return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))
 
 
 def _document(explanation: Explanation, image: Path, written: Sequence[Path]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def evaluate(
     ] = "predicted",
     fill: Annotated[str, typer.Option(help="Perturbation: removed pixels are black, blur, mean (commas).")] = "black",
     threshold: Annotated[
-        float, typer.Option(help="Segmentation with a VOC classifier: probability from which a class counts.")
+        float, typer.Option(help="Segmentation with a multi-label network: probability from which a class counts.")
     ] = 0.5,
     shapes: Annotated[str, typer.Option(help="Pointing: grids, columns x rows (commas).")] = "2x1,2x2,3x3",
     cells: Annotated[

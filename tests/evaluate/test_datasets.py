@@ -7,7 +7,15 @@ import pytest
 from PIL import Image
 
 from classlens.errors import ImageError
-from classlens.evaluate.datasets import VOC_CLASSES, DataError, data_hash, label_index, open_dataset, voc_outputs
+from classlens.evaluate.datasets import (
+    VOC_CLASSES,
+    DataError,
+    check_class_names,
+    class_outputs,
+    data_hash,
+    label_index,
+    open_dataset,
+)
 from classlens.labels import imagenet
 
 
@@ -147,15 +155,42 @@ def test_which_output_a_label_means() -> None:
     assert label_index(None, None, 5) is None
 
 
-def test_which_outputs_are_vocs() -> None:
+def test_which_outputs_are_the_masks_classes() -> None:
     renamed = {"tvmonitor": "tv monitor", "pottedplant": "Potted plant", "diningtable": "dining-table"}
     names = tuple(renamed.get(name, name) for name in reversed(VOC_CLASSES))
-    outputs = voc_outputs(names, 20)
+    outputs = class_outputs(VOC_CLASSES, names, 20)
     assert outputs is not None
     assert [names[i] for i in outputs[:3]] == ["aeroplane", "bicycle", "bird"]
     assert names[outputs[19]] == "tv monitor"
-    assert voc_outputs(None, 20) == tuple(range(20))
-    assert voc_outputs(imagenet(), 1000) is None
+    assert class_outputs(VOC_CLASSES, None, 20) == tuple(range(20))
+    assert class_outputs(VOC_CLASSES, imagenet(), 1000) is None
+    assert class_outputs(None, None, 20) is None
+    assert class_outputs(("cat", "dog"), ("dog", "cow"), 2) is None
+
+
+@pytest.mark.parametrize("names", [("cat", "Cat"), ("tv monitor", "dog", "tv_monitor"), ("a", "a")])
+def test_class_names_that_nobody_can_tell_apart(names: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match="differ at most in case or spaces"):
+        check_class_names(names)
+
+
+def test_a_voc_layout_with_classes_of_its_own(tmp_path: Path) -> None:
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ImageSets" / "Segmentation" / "val.txt").write_text("a\n")
+    Image.fromarray(np.full((4, 4), 3, np.uint8)).save(tmp_path / "SegmentationClass" / "a.png")
+    assert open_dataset(tmp_path).classes == VOC_CLASSES
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    data = open_dataset(tmp_path)
+    assert data.classes == ("cat", "dog")
+    with pytest.raises(ImageError, match="holds class 3; the data set has 2"):
+        data.mask(data.items[0])
+    (tmp_path / "labels.txt").write_text("cat\nCat \n")
+    with pytest.raises(DataError, match="differ at most"):
+        open_dataset(tmp_path)
+    (tmp_path / "labels.txt").write_text("\n")
+    with pytest.raises(DataError, match="it has 0"):
+        open_dataset(tmp_path)
 
 
 def test_the_shared_data_are_recognised(shared: Path) -> None:

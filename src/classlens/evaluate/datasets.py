@@ -61,6 +61,7 @@ class Dataset:
     layout: str
     root: Path
     items: tuple[Item, ...]
+    classes: tuple[str, ...] | None = None  # what 1, 2, ... in a mask mean, where that is known
 
     @property
     def has_masks(self) -> bool:
@@ -85,8 +86,12 @@ class Dataset:
         """Its mask (H,W): 0 background, 1.. objects, 255 not labelled."""
         if item.mask is None:
             raise ImageError(f"{item.name} has no mask")
-        values = _matlab_mask(self.root, item.mask) if isinstance(item.mask, int) else _read_mask(item.mask)
-        return LAYOUTS[self.layout].decode(values)
+        values = _matlab_mask(self.root, item.mask) if isinstance(item.mask, int) else read_mask(item.mask)
+        mask = LAYOUTS[self.layout].decode(values)
+        highest = int(mask[mask != IGNORE].max(initial=0))
+        if self.classes is not None and highest > len(self.classes):
+            raise ImageError(f"the mask of {item.name} holds class {highest}; the data set has {len(self.classes)}")
+        return mask
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Layout:
     find: Callable[[Path], Path | None]  # a folder given -> where the data set begins, if it is one
     items: Callable[[Path, str], Iterable[Item]]
     decode: Callable[[NDArray[Any]], Mask]
+    classes: Callable[[Path], tuple[str, ...] | None] = lambda root: None  # of the masks' values 1, 2, ...
 
 
 def open_dataset(path: str | os.PathLike[str], split: str = "val") -> Dataset:
@@ -113,7 +119,7 @@ def open_dataset(path: str | os.PathLike[str], split: str = "val") -> Dataset:
             items = tuple(sorted(layout.items(start, split), key=lambda item: item.name))
             if not items:
                 raise DataError(f"{root} is laid out as {name}, but holds no pictures; found {_contents(start)}")
-            return Dataset(_short_name(start), name, start, items)
+            return Dataset(_short_name(start), name, start, items, layout.classes(start))
     expected = "; or ".join(f"{name}: {layout.expected}" for name, layout in layouts.items())
     raise DataError(f"{root} is not laid out as expected ({expected}); found {_contents(root)}")
 
@@ -135,14 +141,35 @@ def label_index(label: str | None, labels: Sequence[str] | None, classes: int) -
     return folded.index(label.casefold()) if label.casefold() in folded else None
 
 
-def voc_outputs(labels: Sequence[str] | None, classes: int) -> tuple[int, ...] | None:
-    """Which outputs of a model are the 20 VOC classes, in VOC's order; None if it is no VOC classifier."""
-    if classes != len(VOC_CLASSES):
+def class_outputs(classes: Sequence[str] | None, labels: Sequence[str] | None, outputs: int) -> tuple[int, ...] | None:
+    """Which outputs of a model are the classes of a data set's masks, in their order; None if it is no such model.
+
+    >>> class_outputs(("cat", "tv monitor"), ("TVmonitor", "cat"), 2)
+    (1, 0)
+    """
+    if classes is None or outputs != len(classes):
         return None
     if labels is None:
-        return tuple(range(classes))
-    folded = [name.casefold().replace(" ", "").replace("-", "") for name in labels]
-    return tuple(folded.index(name) for name in VOC_CLASSES) if set(folded) == set(VOC_CLASSES) else None
+        return tuple(range(outputs))
+    wanted, known = [folded(name) for name in classes], [folded(name) for name in labels]
+    return tuple(known.index(name) for name in wanted) if set(known) == set(wanted) else None
+
+
+def folded(name: str) -> str:
+    """A class name without what people write differently: case, spaces, `_` and `-`."""
+    return re.sub(r"[\s_-]+", "", name.casefold())
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse names that differ only in case, spaces, `_` and `-`: nobody could tell which one is meant."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if folded(name) in seen:
+            raise DataError(
+                f"the classes {seen[folded(name)]!r} and {name!r} differ at most in case or spaces: "
+                "make them one, or tell them apart"
+            )
+        seen[folded(name)] = name
 
 
 def data_hash(dataset: Dataset, items: Sequence[Item]) -> str:
@@ -166,7 +193,7 @@ def _folder_per_class(root: Path) -> Path | None:
             return start
     children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
     # Classes by name: nothing but folders, and pictures right inside the first of them.
-    if children and not _pictures(root) and _pictures(min(children)):
+    if children and not pictures_in(root) and pictures_in(min(children)):
         return root
     return None
 
@@ -174,8 +201,16 @@ def _folder_per_class(root: Path) -> Path | None:
 def _class_items(root: Path, _split: str) -> Iterable[Item]:
     for folder in root.iterdir():
         if folder.is_dir():
-            for file in _pictures(folder):
+            for file in pictures_in(folder):
                 yield Item(f"{folder.name}/{file.name}", file, label=folder.name)
+
+
+def _just_pictures(root: Path) -> Path | None:
+    return root if root.is_dir() and pictures_in(root) else None
+
+
+def _picture_items(root: Path, _split: str) -> Iterable[Item]:
+    return (Item(file.name, file) for file in pictures_in(root))
 
 
 def _voc_root(root: Path) -> Path | None:
@@ -193,6 +228,18 @@ def _voc_items(root: Path, split: str) -> Iterable[Item]:
         raise DataError(f"{root} has no split {split!r} (ImageSets/Segmentation/{split}.txt); there are: {there}")
     for name in file.read_text(encoding="utf-8").split():
         yield Item(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png")
+
+
+def _voc_classes(root: Path) -> tuple[str, ...]:
+    """The 20 of VOC, or those of a file `labels.txt`, a line for each value of the masks from 1."""
+    file = root / "labels.txt"
+    if not file.is_file():
+        return VOC_CLASSES
+    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    if not 0 < len(names) < IGNORE:
+        raise DataError(f"{file} must name 1 to {IGNORE - 1} classes, one a line; it has {len(names)}")
+    check_class_names(names)
+    return names
 
 
 def _pairs(images: str, masks: str) -> Callable[[Path, str], Iterable[Item]]:
@@ -216,10 +263,11 @@ def _two_folders(images: str, masks: str) -> Callable[[Path], Path | None]:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in _pictures(folder, deep=True)}
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_in(folder, deep=True)}
 
 
-def _pictures(folder: Path, deep: bool = False) -> list[Path]:
+def pictures_in(folder: Path, deep: bool = False) -> list[Path]:
+    """The picture files right in a folder, or anywhere below it."""
     # Hidden files beside pictures (._cat.jpg) are an operating system's notes.
     found = folder.rglob("*") if deep else folder.iterdir()
     return [path for path in found if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")]
@@ -246,7 +294,7 @@ def _matlab_items(root: Path, _split: str) -> Iterable[Item]:
 # ------------------------------------------------------------------------------------------------------- masks
 
 
-def _read_mask(path: Path) -> NDArray[Any]:
+def read_mask(path: Path) -> NDArray[Any]:
     """The values as they are stored: of a palette picture the indices, not the colours."""
     try:
         with Image.open(path) as image:
@@ -257,7 +305,8 @@ def _read_mask(path: Path) -> NDArray[Any]:
         raise ImageError(f"the mask {path.name} cannot be read: {error}") from error
 
 
-def _indices(values: NDArray[Any]) -> Mask:
+def class_indices(values: NDArray[Any]) -> Mask:
+    """The values of a mask as they are: each is a class, 0 background."""
     if values.ndim != 2:
         raise ImageError("a mask must hold class indices (a palette or grey picture), not colours")
     return values.astype(np.uint8)
@@ -272,7 +321,7 @@ def _anything_but_zero(values: NDArray[Any]) -> Mask:
 
 def _trimap(values: NDArray[Any]) -> Mask:
     """1 the animal, 2 background, 3 the border between them, which is not labelled."""
-    indices = _indices(values)
+    indices = class_indices(values)
     if not np.isin(indices, (1, 2, 3)).all():
         raise ImageError("a trimap holds 1, 2 and 3 alone")
     meaning = np.array([IGNORE, 1, 0, IGNORE], np.uint8)
@@ -352,8 +401,8 @@ def _short_name(root: Path) -> str:
 
 LAYOUTS: dict[str, Layout] = {
     "voc": Layout(
-        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOCdevkit/VOC2012",
-        _voc_root, _voc_items, _indices,
+        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOC2012 (classes of your own: labels.txt)",
+        _voc_root, _voc_items, class_indices, _voc_classes,
     ),
     "pets": Layout(
         "images/ and annotations/trimaps/, as Oxford-IIIT Pet",
@@ -368,7 +417,8 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "imagenet": Layout(
         "a folder for each class, named by wnid (n01440764/...) or as the model's labels",
-        _folder_per_class, _class_items, _indices,
+        _folder_per_class, _class_items, class_indices,
     ),
+    "folder": Layout("pictures right in the folder, without labels", _just_pictures, _picture_items, class_indices),
 }  # fmt: skip
 """Every layout by name, in the order in which they are tried."""

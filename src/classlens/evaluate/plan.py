@@ -134,7 +134,7 @@ def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
 
 def _check(tests: Sequence[str], settings: Settings, dataset: Dataset, items: Sequence[Item], worker: Worker) -> None:
     if "segmentation" in tests and not dataset.has_masks:
-        layouts = ", ".join(name for name in LAYOUTS if name != "imagenet")
+        layouts = ", ".join(name for name in LAYOUTS if name not in ("imagenet", "folder"))
         raise DataError(
             f"segmentation needs masks, and {dataset.name} ({dataset.layout}) has none; layouts with: {layouts}"
         )
@@ -151,9 +151,9 @@ def _remarks(
         remarks.append(f"{dataset.name} has no labels that the model knows: there is agreement, but no accuracy.")
     if "segmentation" in tests and multi_label:
         remarks.append(f"{dataset.name} is read by classes: maps of every predicted class against the mask's classes.")
-    elif "segmentation" in tests and dataset.layout == "voc":
+    elif "segmentation" in tests and dataset.classes is not None:
         remarks.append(
-            f"{dataset.name} is read as object against background: the model is no VOC classifier, so the map of its "
-            "likeliest class is compared with all objects together, whatever they are."
+            f"{dataset.name} is read as object against background: the model's classes are not the masks', so the "
+            "map of its likeliest class is compared with all objects together, whatever they are."
         )
     return remarks

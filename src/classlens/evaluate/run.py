@@ -152,7 +152,7 @@ def _manifest(
         "finished": None,
         "seed": settings.seed,
         "cluster": cluster,
-        "versions": _versions(),
+        "versions": versions(),
         "revision": _revision(),
         "machine": {"system": platform.platform(), "threads": torch.get_num_threads(), "device": settings.device},
         "model": {"name": settings.model, "id": worker.network.id, "preprocess": worker.network.preprocess.to_json()},
@@ -184,7 +184,8 @@ def _write_manifest(store: Store, entry: dict[str, Any]) -> None:
     store.write_text("manifest.json", json.dumps({"runs": [*earlier, entry]}, indent=2) + "\n")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What was run: Python and the packages that decide what a run finds."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

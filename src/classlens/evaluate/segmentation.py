@@ -95,6 +95,17 @@ def label_scores(
     return Scores(correct, truth.size, both, either, hard, float(np.mean(known)) if known else None)
 
 
+def label_map(maps: NDArray[Any], signed: bool) -> NDArray[np.int64]:
+    """(K,H,W) maps of classes -> (H,W): 1..K, the class with the strongest evidence, and 0 where none is positive.
+
+    >>> label_map(np.array([[[2.0, -1.0, -1.0]], [[-1.0, 5.0, -1.0]]]), signed=True)
+    array([[1, 2, 0]])
+    """
+    units = np.stack([np.zeros(maps.shape[1:]), *(_unit(evidence, signed) for evidence in maps)])
+    result: NDArray[np.int64] = label_softmax(units, set(range(1, len(units)))).argmax(0)
+    return result
+
+
 def label_softmax(maps: NDArray[Any], predicted: set[int]) -> NDArray[np.float64]:
     """(1+classes,H,W) maps, background 0 first -> the scores that are compared: softmax of positive parts.
 

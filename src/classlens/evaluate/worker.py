@@ -17,13 +17,12 @@ from classlens.errors import ClasslensError, ImageError, ModelError
 from classlens.evaluate import perturbation, pointing, sanity, segmentation
 from classlens.evaluate.datasets import (
     IGNORE,
-    VOC_CLASSES,
     Dataset,
     Item,
     Mask,
+    class_outputs,
     label_index,
     open_dataset,
-    voc_outputs,
 )  # fmt: skip
 from classlens.evaluate.network import Network, Stopwatch, images_per_forward
 from classlens.evaluate.pointing import Grid
@@ -31,7 +30,7 @@ from classlens.evaluate.records import Row
 from classlens.evaluate.settings import Config, Settings
 from classlens.evaluate.shards import PREDICTION, GridShard, ImageShard, Shard
 from classlens.methods import resolve
-from classlens.models import load
+from classlens.models import Preprocess, load
 
 _NOT_FINITE = "the map holds NaN or infinite values"
 
@@ -69,7 +68,7 @@ class Scene:
     tape: Tape
     targets: Tensor
     columns: dict[str, int]  # "predicted", "label", "other" -> column
-    voc: tuple[dict[int, int], ...]  # for each image: VOC class 1..20 -> column
+    in_mask: tuple[dict[int, int], ...]  # for each image: class of the mask, 1.. -> column
 
     def tests(self, method: str, *names: str) -> list[Config]:
         """The tests for which a method still lacks rows."""
@@ -96,7 +95,7 @@ class Worker:
 
     def multi_label(self, dataset: Dataset) -> bool:
         """Whether the masks' classes are the model's own, so that it can be read as a labeller of pixels."""
-        return dataset.layout == "voc" and self._voc_outputs() is not None
+        return self._outputs(dataset) is not None
 
     def load(self, shard: Shard) -> Batch:
         """Read a shard's pictures; may run in another thread, ahead of time."""
@@ -167,9 +166,9 @@ class Worker:
             classes["label"] = torch.tensor([index for index in batch.labels if index is not None])
         if any(config.test == "sanity" for config in shard.tests):
             classes["other"] = self._other_classes(batch.names, classes["predicted"])
-        voc, more = self._voc_columns(shard, batch, tape.logits, len(classes))
+        in_mask, more = self._mask_columns(shard, batch, tape.logits, len(classes))
         columns = {name: k for k, name in enumerate(classes)}
-        return Scene(shard, batch, tape, torch.stack([*classes.values(), *more], 1), columns, voc)
+        return Scene(shard, batch, tape, torch.stack([*classes.values(), *more], 1), columns, in_mask)
 
     def _predictions(self, scene: Scene) -> list[Row]:
         confidence, predicted = scene.tape.logits.detach().double().softmax(1).max(1)
@@ -274,34 +273,36 @@ class Worker:
             if config["reading"] == "object":
                 scores = segmentation.foreground_scores(maps[row, column].numpy(), mask, signed)
             else:
-                by_class = {index: maps[row, k].numpy() for index, k in scene.voc[row].items()}
-                predicted = self._predicted_voc(scene.tape.logits[row], config["threshold"])
-                scores = segmentation.label_scores(by_class, predicted, mask, signed, len(VOC_CLASSES))
+                by_class = {index: maps[row, k].numpy() for index, k in scene.in_mask[row].items()}
+                outputs = self._outputs(self.datasets[scene.shard.data]) or ()
+                predicted = _predicted(scene.tape.logits[row], outputs, config["threshold"])
+                scores = segmentation.label_scores(by_class, predicted, mask, signed, len(outputs))
             values.append({"explained": int(scene.targets[row, column])} | asdict(scores))
         return values
 
-    def _voc_columns(
+    def _mask_columns(
         self, shard: ImageShard, batch: Batch, logits: Tensor, start: int
     ) -> tuple[tuple[dict[int, int], ...], list[Tensor]]:
-        """Columns for every VOC class that is predicted or there; images with fewer repeat their first."""
+        """Columns for every class of the masks that is predicted or there, beside column 0, the likeliest class.
+
+        Images with fewer classes repeat their likeliest.
+        """
         config = next((c for c in shard.tests if c.test == "segmentation" and c["reading"] == "multi-label"), None)
-        outputs = self._voc_outputs()
+        outputs = self._outputs(self.datasets[shard.data])
         if config is None or outputs is None:
             return (), []
-        wanted = [
-            sorted(_classes_in(mask) | self._predicted_voc(logits[row], config["threshold"])) or [1]
-            for row, mask in enumerate(batch.masks)
-        ]
-        width = max(map(len, wanted))
-        padded = torch.tensor([[outputs[index - 1] for index in (w + width * w[:1])[:width]] for w in wanted])
-        return tuple({index: start + k for k, index in enumerate(w)} for w in wanted), list(padded.unbind(1))
+        columns, more = [], []
+        for row, mask in enumerate(batch.masks):
+            first = outputs.index(int(logits[row].argmax())) + 1
+            others = (_classes_in(mask) | _predicted(logits[row], outputs, config["threshold"])) - {first}
+            columns.append({first: 0} | {index: start + k for k, index in enumerate(sorted(others))})
+            more.append([outputs[index - 1] for index in sorted(others)])
+        width = max(len(others) for others in columns) - 1
+        padded = [torch.tensor((m + width * [int(logits[row].argmax())])[:width]) for row, m in enumerate(more)]
+        return tuple(columns), list(torch.stack(padded).unbind(1)) if width else []
 
-    def _predicted_voc(self, logits: Tensor, threshold: float) -> set[int]:
-        probability = logits.detach().double().sigmoid()
-        return {i + 1 for i, output in enumerate(self._voc_outputs() or ()) if probability[output] > threshold}
-
-    def _voc_outputs(self) -> tuple[int, ...] | None:
-        return voc_outputs(self.network.labels, self.network.classes)
+    def _outputs(self, dataset: Dataset) -> tuple[int, ...] | None:
+        return class_outputs(dataset.classes, self.network.labels, self.network.classes)
 
     # -------------------------------------------------------------------------------------------------- sanity
 
@@ -416,13 +417,8 @@ class Worker:
 
     def _read(self, dataset: Dataset, item: Item, with_mask: bool) -> tuple[Tensor, Mask | None]:
         picture = dataset.picture(item)
-        if not with_mask:
-            return self.network.preprocess(picture), None
-        full = Image.fromarray(dataset.mask(item))
-        if full.size != picture.size:
-            raise ImageError(f"its mask is {full.width}x{full.height}, the picture {picture.width}x{picture.height}")
-        frame = replace(self.network.preprocess, interpolation="nearest", fill=(IGNORE,))
-        return self.network.preprocess(picture), np.asarray(frame.frame(full))
+        mask = framed_mask(dataset, item, picture, self.network.preprocess) if with_mask else None
+        return self.network.preprocess(picture), mask
 
     def _row(self, shard: Shard, method: str, test: str, config: str, image: str, reason: str | None = None) -> Row:
         data = self.datasets[shard.data].name
@@ -431,6 +427,14 @@ class Worker:
 
     def _result(self, rows: list[Row], method: str, images: int, units: int) -> Result:
         return Result(rows, self._watch.take(), method, images, units)
+
+
+def framed_mask(dataset: Dataset, item: Item, picture: Image.Image, preprocess: Preprocess) -> Mask:
+    """A picture's mask, in the part of the picture that the network sees; what was added around it is not labelled."""
+    full = Image.fromarray(dataset.mask(item))
+    if full.size != picture.size:
+        raise ImageError(f"its mask is {full.width}x{full.height}, the picture {picture.width}x{picture.height}")
+    return np.asarray(replace(preprocess, interpolation="nearest", fill=(IGNORE,)).frame(full))
 
 
 def _explains_label(tests: Sequence[Config]) -> bool:
@@ -446,6 +450,12 @@ def _count(shard: Shard, method: str, *tests: str) -> int:
 
 def _classes_in(mask: Mask | None) -> set[int]:
     return set() if mask is None else {int(value) for value in np.unique(mask)} - {0, IGNORE}
+
+
+def _predicted(logits: Tensor, outputs: Sequence[int], threshold: float) -> set[int]:
+    """The classes of the mask, 1.., that a multi-label network says are there."""
+    probability = logits.detach().double().sigmoid()
+    return {i + 1 for i, output in enumerate(outputs) if probability[output] > threshold}
 
 
 def _grid_name(grid: Grid) -> str:

@@ -11,6 +11,11 @@ A folder with `card.json` and `model.safetensors` is all that `load` needs:
         "layer2.0.conv1.stride": [2, 2],           one attribute of one module
         "*BatchNorm2d.eps": 0.001                  that attribute of all modules of a class
       },
+      "head": {                                    optional: fully connected layers instead of a module
+        "path": "fc", "sizes": [2048, 20]          inputs, hidden layers, classes; "dropout" between them
+      },
+      "multilabel": true,                          optional: each class has a probability of its own (sigmoid)
+      "training": {},                              optional: how it was trained, for people
       "about": "where the weights come from"       optional, for people
     }
 
@@ -35,15 +40,16 @@ from torch import Tensor, nn
 from classlens.errors import ModelError
 from classlens.labels import imagenet
 from classlens.models._text import reason
+from classlens.models.heads import Head
 from classlens.models.preprocess import Preprocess
 
 Number: TypeAlias = bool | int | float
 Override: TypeAlias = Number | Sequence[Number]
 
 CARD = "card.json"
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 _REQUIRED = ("architecture", "weights", "labels", "preprocess")
-_OPTIONAL = ("overrides", "about")
+_OPTIONAL = ("overrides", "head", "multilabel", "training", "about")
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Card:
     labels: tuple[str, ...] | None
     preprocess: Preprocess
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    head: Head | None = None
+    multilabel: bool = False
 
 
 def read_card(path: str | os.PathLike[str]) -> Card:
@@ -80,6 +88,8 @@ def write_card(
     preprocess: Preprocess,
     labels: Sequence[str] | None = None,
     overrides: Mapping[str, Override] | None = None,
+    head: Head | None = None,
+    multilabel: bool = False,
     about: str | None = None,
 ) -> Path:
     """Write a network, or its state dict, as a new folder that `load` reads; whole or not at all.
@@ -90,29 +100,62 @@ def write_card(
     target = Path(folder)
     if target.exists():
         raise ModelError(f"{target} exists: give a new folder for the card, or remove that one first")
-    card = {
-        "architecture": architecture,
-        "weights": _WEIGHTS,
-        "labels": _labels_to_json(labels),
-        "preprocess": preprocess.to_json(),
-        **({"overrides": dict(overrides)} if overrides else {}),
-        **({"about": about} if about else {}),
-    }
-    _card(json.loads(json.dumps(card)), target)  # what cannot be read is not written
-    state = model.state_dict() if isinstance(model, nn.Module) else model
-    # Copies, because safetensors refuses tensors that share memory (tied weights).
-    tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state.items()}
+    text = card_text(
+        architecture=architecture, preprocess=preprocess, labels=labels, overrides=overrides, head=head,
+        multilabel=multilabel, about=about,
+    )  # fmt: skip
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         draft.mkdir(parents=True)
-        save_file(tensors, draft / _WEIGHTS)
-        (draft / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        write_weights(draft / WEIGHTS, model)
+        (draft / CARD).write_text(text, encoding="utf-8")
         draft.rename(target)
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
+
+
+def card_text(
+    *,
+    architecture: str,
+    preprocess: Preprocess,
+    labels: Sequence[str] | None = None,
+    overrides: Mapping[str, Override] | None = None,
+    head: Head | None = None,
+    multilabel: bool = False,
+    training: Mapping[str, Any] | None = None,
+    about: str | None = None,
+) -> str:
+    """The JSON of a card whose weights lie beside it; what `load` could not read is not written."""
+    card = {
+        "architecture": architecture,
+        "weights": WEIGHTS,
+        "labels": _labels_to_json(labels),
+        "preprocess": preprocess.to_json(),
+        **({"overrides": dict(overrides)} if overrides else {}),
+        **({"head": head.to_json()} if head else {}),
+        **({"multilabel": True} if multilabel else {}),
+        **({"training": dict(training)} if training else {}),
+        **({"about": about} if about else {}),
+    }
+    text = json.dumps(card, indent=2) + "\n"
+    _card(json.loads(text), Path())
+    return text
+
+
+def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
+    """The tensors of a network as safetensors, whole or not at all."""
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    # Copies, because safetensors refuses tensors that share memory (tied weights).
+    tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state.items()}
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        save_file(tensors, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def apply_overrides(model: nn.Module, overrides: Mapping[str, Override]) -> None:
@@ -142,12 +185,18 @@ def _card(data: Any, folder: Path) -> Card:
     overrides = data.get("overrides", {})
     if not isinstance(overrides, dict):
         raise ModelError("overrides must be an object of attribute names and numbers")
+    if not isinstance(data.get("multilabel", False), bool):
+        raise ModelError("multilabel must be true or false")
+    if not isinstance(data.get("training", {}), dict):
+        raise ModelError("training must be an object: how the network was trained")
     return Card(
         architecture=data["architecture"],
         weights=folder / weights if weights not in (None, "default") else weights,
         labels=_labels_from_json(data["labels"]),
         preprocess=Preprocess.from_json(data["preprocess"]),
         overrides=overrides,
+        head=Head.from_json(data["head"]) if "head" in data else None,
+        multilabel=data.get("multilabel", False),
     )
 
 

@@ -22,3 +22,4 @@ class LoadedModel:
     model: nn.Module
     preprocess: Preprocess
     labels: tuple[str, ...] | None
+    multilabel: bool = False  # each class has a probability of its own (sigmoid), and a picture may show several

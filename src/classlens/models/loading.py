@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch import nn
 
 from classlens.errors import ModelError
 from classlens.models._text import nearest, reason
-from classlens.models.cards import apply_overrides, read_card
+from classlens.models.cards import Card, apply_overrides, read_card
 from classlens.models.checkpoint import build_with_weights, load_weights
+from classlens.models.heads import replace_head
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
+from classlens.models.selfsup import FAMILIES
 from classlens.models.sources import EMBEDDED, LIBRARIES, Architecture, ModelInfo, embedded
 
 DEFAULT = "efficientnet-lite0"
@@ -30,6 +33,10 @@ MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.ite
 KINDS: dict[str, ModelInfo] = {
     "torchvision:NAME": ModelInfo("a classifier of torchvision", install="pip install 'classlens[torchvision]'"),
     "timm:NAME": ModelInfo("a network of timm", install="pip install 'classlens[timm]'"),
+    "selfsup:NAME": ModelInfo(
+        f"a network trained without labels, from its project's file: {', '.join(FAMILIES)}",
+        install="pip install 'classlens[torchvision]'",
+    ),
     "package.module:function": ModelInfo("a function of yours that returns an nn.Module or a LoadedModel"),
     "path/to/card.json": ModelInfo("a card, or a folder with card.json in it"),
 }
@@ -85,6 +92,8 @@ def _from_architecture(name: str, source: Architecture, weights: str | os.PathLi
         model = source.build()
     elif weights == "default":
         model = source.published()
+    elif source.read is not None:
+        model = source.read(Path(weights))
     else:
         model, other_classes = build_with_weights(source.build, weights)
         labels = labels if other_classes is None else None
@@ -134,9 +143,30 @@ def _from_card(path: str, weights: str | os.PathLike[str] | None) -> LoadedModel
     card = read_card(path)
     if _is_path(card.architecture):
         raise ModelError(f"{path}: its architecture {card.architecture!r} is not the name of one")
-    loaded = _from_name(card.architecture, card.weights if weights == "default" else weights)
+    loaded = _with_head(card, card.weights if weights == "default" else weights)
     apply_overrides(loaded.model, card.overrides)
-    return replace(loaded, preprocess=card.preprocess, labels=card.labels)
+    return replace(loaded, preprocess=card.preprocess, labels=card.labels, multilabel=card.multilabel)
+
+
+def _with_head(card: Card, weights: str | os.PathLike[str] | None) -> LoadedModel:
+    if card.head is None:
+        return _from_name(card.architecture, weights)
+    if weights == "default":
+        raise ModelError('a card with a head of its own needs a file of weights: "default" has none for it')
+    loaded = _from_name(card.architecture, None)
+    replace_head(loaded.model, card.head)
+    if weights is not None:
+        load_weights(loaded.model, weights)
+    return loaded
+
+
+def pick_device(name: str) -> str:
+    """`auto` is the fastest there is; another name stays: `pick_device("cuda:1")`."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _place(model: nn.Module, device: str | torch.device) -> nn.Module:

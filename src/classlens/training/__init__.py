@@ -1,0 +1,14 @@
+"""Train classifiers of several labels a picture, with or without masks; resumable, on CPU or GPU.
+
+>>> from classlens.training import Choices, train_multilabel
+>>> train_multilabel(Choices(data="data/voc", layout="voc", freeze=True), "runs/voc")
+"""
+
+from classlens.training.data import LAYOUTS, Data, open_data
+from classlens.training.loop import SCHEDULES, Epoch, Recipe, TrainingError
+from classlens.training.multilabel import Choices, Trained, train_multilabel
+
+__all__ = [
+    "LAYOUTS", "SCHEDULES", "Choices", "Data", "Epoch", "Recipe", "Trained", "TrainingError", "open_data",
+    "train_multilabel",
+]  # fmt: skip

@@ -1,0 +1,162 @@
+"""The head of a network: found by itself, replaced by one for other classes.
+
+>>> backbone = with_new_head("torchvision:vgg16", "vgg16_features.safetensors", classes=20, hidden=(512, 512))
+>>> backbone.head
+Head(path='classifier', sizes=(25088, 512, 512, 20), dropout=0.5)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from classlens.capture.tape import pick_output
+from classlens.errors import ModelError
+from classlens.evaluate.network import input_size
+from classlens.models import LoadedModel, Preprocess, load
+from classlens.models._text import some
+from classlens.models.checkpoint import read_weights
+from classlens.models.heads import Head, replace_head
+
+_PASSING = (nn.ReLU, nn.Dropout, nn.Identity, nn.Flatten)  # what stands between the layers of a fully connected end
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network with a new head: the body as it was published, the head with random weights."""
+
+    name: str
+    loaded: LoadedModel
+    head: Head
+
+    @property
+    def model(self) -> nn.Module:
+        return self.loaded.model
+
+    @property
+    def head_module(self) -> nn.Module:
+        return self.model.get_submodule(self.head.path)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, inputs of the head): what the body makes of the images."""
+        seen: list[Tensor] = []
+        hook = self.head_module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            with torch.no_grad():
+                self.model(images)
+        finally:
+            hook.remove()
+        return seen[0]
+
+
+def with_new_head(
+    name: str,
+    weights: str | os.PathLike[str] | None,
+    classes: int,
+    hidden: Sequence[int] = (),
+    dropout: float = 0.5,
+    seed: int = 0,
+) -> Backbone:
+    """A network by name whose head is made for other classes.
+
+    `weights` may be a file that has none for the head (the convolutions alone). With `hidden` layers the whole fully
+    connected end is replaced, otherwise its last layer.
+    """
+    if isinstance(name, os.PathLike) or Path(name).exists():
+        raise ModelError(f"--backbone {name} is a file or a folder; give a network's name, and a file as its weights")
+    from_file = weights is not None and weights != "default"
+    loaded = load(name, None if from_file else weights)
+    path, inputs = find_head(loaded.model, loaded.preprocess, whole=bool(hidden))
+    head = Head(path, (inputs, *hidden, classes), dropout if hidden else 0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        replace_head(loaded.model, head)
+    if from_file and weights is not None:
+        _fill_body(loaded.model, head, weights)
+    return Backbone(name, loaded, head)
+
+
+def find_head(model: nn.Module, preprocess: Preprocess, whole: bool = False) -> tuple[str, int]:
+    """Where the linear layer that gives the logits stands, and how many inputs it has.
+
+    `whole`: the module that holds all fully connected layers at the end, if there is one, as VGG's `classifier`.
+    """
+    calls, logits = _leaf_calls(model, preprocess)
+    linear = [i for i, (_, module, _) in enumerate(calls) if isinstance(module, nn.Linear)]
+    if not linear or not _same(calls[linear[-1]][2], logits):
+        last = type(calls[-1][1]).__name__ if calls else "nothing"
+        raise ModelError(
+            f"no head was found that could be replaced: the logits must come right from a linear layer, and the last "
+            f"layer is a {last}"
+        )
+    name, module, _ = calls[linear[-1]]
+    end = _fully_connected_end(model, calls[: linear[-1] + 1]) if whole else None
+    return end or (name, _inputs(module))
+
+
+def _leaf_calls(model: nn.Module, preprocess: Preprocess) -> tuple[list[tuple[str, nn.Module, Tensor]], Tensor]:
+    """(name, module, output) of every leaf that a forward meets, in order, and the logits."""
+    calls: list[tuple[str, nn.Module, Tensor]] = []
+
+    def keep(name: str, module: nn.Module, output: Tensor) -> None:
+        calls.append((name, module, output))
+
+    hooks = [
+        module.register_forward_hook(lambda module, _, output, name=name: keep(name, module, output))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
+    try:
+        with torch.no_grad():
+            logits = pick_output(model(torch.zeros(1, 3, *input_size(preprocess))), None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls, logits
+
+
+def _fully_connected_end(model: nn.Module, calls: Sequence[tuple[str, nn.Module, Tensor]]) -> tuple[str, int] | None:
+    """The module that holds nothing but the linear layers at the end and what passes between them."""
+    chain: list[tuple[str, nn.Module]] = []
+    for name, module, _ in reversed(calls):
+        if not isinstance(module, (nn.Linear, *_PASSING)):
+            break
+        chain.insert(0, (name, module))
+    for path, module in model.named_modules():  # outermost first
+        leaves = [f"{path}.{name}" for name, leaf in module.named_modules() if name and not list(leaf.children())]
+        if path and leaves and calls[-1][0] in leaves and set(leaves) <= {name for name, _ in chain}:
+            return path, next(
+                _inputs(layer) for name, layer in chain if name in leaves and isinstance(layer, nn.Linear)
+            )
+    return None
+
+
+def _fill_body(model: nn.Module, head: Head, path: str | os.PathLike[str]) -> None:
+    """Weights of everything but the head; a file may have some for another head, which stay out."""
+    inside = f"{head.path}."
+    state = {key: value for key, value in read_weights(path).items() if not key.startswith(inside)}
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError:  # torch lists every shape that differs
+        raise ModelError(f"{os.fspath(path)} does not fit the network: weights of another shape") from None
+    # Counters of batches that some files leave out decide nothing when a network is used.
+    missing = [key for key in missing if not key.startswith(inside) and not key.endswith("num_batches_tracked")]
+    if missing or unexpected:
+        raise ModelError(
+            f"{os.fspath(path)} does not fit the network: {some(missing)} weights missing outside of the head, "
+            f"{some(unexpected)} unexpected"
+        )
+
+
+def _inputs(module: nn.Module) -> int:
+    assert isinstance(module, nn.Linear)
+    return module.in_features
+
+
+def _same(a: object, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b)

@@ -1,0 +1,232 @@
+"""The training loop: binary cross-entropy, Adam, a schedule; stopped at any moment it goes on as if it had not been.
+
+Order, crops and dropout of an epoch depend on seed and epoch alone, and everything else that an epoch needs is in one
+file that is replaced whole after each: a run that was killed ends with the same numbers as one that was not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from classlens.capture.tape import pick_output
+from classlens.errors import ClasslensError
+from classlens.evaluate.segmentation import average_precision
+from classlens.training.data import Progress
+from classlens.training.sources import Source
+
+STATE = "state.pt"
+SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "cosine": lambda epoch, epochs: 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
+    "step": lambda epoch, epochs: float(0.2 ** (epoch // 20)),  # METHOD b4
+}
+"""Name -> the factor of the learning rate in an epoch."""
+
+
+class TrainingError(ClasslensError):
+    """A training that cannot begin or go on."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    >>> Recipe(epochs=30, learning_rate=1e-3, schedule="step")
+    """
+
+    epochs: int = 60
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    patience: int = 10  # epochs without a better mAP
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise TrainingError(f"there is no schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
+        if min(self.epochs, self.batch_size, self.patience) < 1 or not self.learning_rate > 0 <= self.weight_decay:
+            raise TrainingError("epochs, batch size, patience and learning rate must be above 0, weight decay from 0")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch gave."""
+
+    epoch: int
+    learning_rate: float
+    train_loss: float
+    val_loss: float
+    val_map: float  # mean over classes of the average precision
+    val_f1: float  # at probability 0.5, over all pictures and classes together
+
+
+def best_of(history: Sequence[Epoch]) -> Epoch:
+    """The epoch with the best mAP, the first of equals."""
+    return max(history, key=lambda row: (row.val_map, -row.epoch))
+
+
+def is_finished(history: Sequence[Epoch], recipe: Recipe) -> bool:
+    """All epochs done, or none better for as long as patience lasts."""
+    if not history:
+        return False
+    return len(history) >= recipe.epochs or history[-1].epoch - best_of(history).epoch >= recipe.patience
+
+
+def fit(
+    module: nn.Module,
+    train: Source,
+    val: Source,
+    recipe: Recipe,
+    folder: Path,
+    identity: Mapping[str, Any],
+    on_epoch: Callable[[list[Epoch]], None],
+    progress: Progress,
+) -> list[Epoch]:
+    """Train until it is finished; gives all epochs, those of earlier runs too.
+
+    `module` takes the sources' inputs. `on_epoch` is told the history before the epoch is called done: what it writes
+    is written again if the process dies in between.
+    """
+    machine = Machine.of(module, recipe)
+    history = machine.resume(folder / STATE, identity)
+    while not is_finished(history, recipe):
+        epoch = len(history)
+        rate = recipe.learning_rate * SCHEDULES[recipe.schedule](epoch, recipe.epochs)
+        best = f", best mAP {100 * best_of(history).val_map:.1f} %" if history else ""
+        say = functools.partial(progress, f"epoch {epoch + 1} of {recipe.epochs}{best}")
+        loss = _train(machine, train, epoch, recipe.seed, rate, say)
+        history.append(Epoch(epoch, rate, loss, *validate(module, val)))
+        on_epoch(history)
+        machine.save(folder / STATE, identity, history)
+    return history
+
+
+def _train(
+    machine: Machine, source: Source, epoch: int, seed: int, rate: float, say: Callable[[int, int], None]
+) -> float:
+    """One epoch; gives the mean loss."""
+    total = count = 0.0
+    machine.module.train()
+    with torch.random.fork_rng():
+        torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))  # dropout
+        for done, (inputs, targets) in enumerate(source.batches(epoch), 1):
+            loss = F.binary_cross_entropy_with_logits(*_forward(machine.module, inputs, targets))
+            if not torch.isfinite(loss):
+                raise TrainingError(
+                    f"the loss is {float(loss.detach())} in epoch {epoch + 1}; give a smaller learning rate"
+                )
+            machine.step(loss, rate)
+            total, count = total + float(loss.detach()) * len(inputs), count + len(inputs)
+            say(done, len(source))
+    machine.module.eval()
+    return total / count
+
+
+def _forward(module: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float32 and targets, where the module computes; in mixed precision on a GPU."""
+    weight = next(module.parameters())
+    inputs, targets = inputs.to(weight.device), targets.to(weight.device)
+    with torch.autocast(weight.device.type, enabled=weight.device.type == "cuda"):
+        logits = pick_output(module(inputs), None)
+    return logits.float(), targets
+
+
+@torch.no_grad()
+def validate(module: nn.Module, source: Source) -> tuple[float, float, float]:
+    """Loss, mAP and F1 on pictures as they are."""
+    module.eval()
+    logits, targets = (
+        torch.cat(parts).cpu()
+        for parts in zip(*(_forward(module, *batch) for batch in source.batches(None)), strict=True)
+    )
+    loss = float(F.binary_cross_entropy_with_logits(logits, targets))
+    guess, truth = logits > 0, targets > 0
+    f1 = 2 * int((guess & truth).sum()) / max(1, int(guess.sum() + truth.sum()))
+    return loss, mean_average_precision(logits.numpy(), truth.numpy()), f1
+
+
+def mean_average_precision(scores: NDArray[Any], truth: NDArray[np.bool_]) -> float:
+    """Mean over classes of the average precision; classes that no picture (N,classes) shows do not count.
+
+    >>> mean_average_precision(np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[True, False], [False, False]]))
+    1.0
+    """
+    found = [average_precision(scores[:, k], truth[:, k]) for k in range(truth.shape[1])]
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- state
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What changes while training: the weights, and what Adam and mixed precision remember."""
+
+    module: nn.Module
+    optimiser: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    @classmethod
+    def of(cls, module: nn.Module, recipe: Recipe) -> Machine:
+        optimiser = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+        on_gpu = next(module.parameters()).device.type == "cuda"
+        return cls(module, optimiser, torch.amp.GradScaler(enabled=on_gpu))
+
+    def step(self, loss: Tensor, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+
+    def save(self, path: Path, identity: Mapping[str, Any], history: Sequence[Epoch]) -> None:
+        """All that the next epoch needs; the file is replaced whole: a kill leaves the old one or the new one."""
+        state = {"identity": dict(identity), "history": [vars(row) for row in history]}
+        state |= {name: part.state_dict() for name, part in vars(self).items()}
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            with part.open("wb") as stream:
+                torch.save(state, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def resume(self, path: Path, identity: Mapping[str, Any]) -> list[Epoch]:
+        """Put everything back as the last whole epoch left it; gives the epochs so far."""
+        if not path.is_file():
+            self.save(path, identity, [])  # from now on this folder is known to be a training's
+            return []
+        try:
+            state = torch.load(path, map_location=next(self.module.parameters()).device, weights_only=True)
+        except Exception as error:  # whatever a foreign or broken file gives
+            raise TrainingError(f"{path} is no state of a training: give another --out, or remove it") from error
+        check_identity(state["identity"], identity, path.parent)
+        for name, part in vars(self).items():
+            part.load_state_dict(state[name])
+        return [Epoch(**row) for row in state["history"]]
+
+
+def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with a training that was begun otherwise."""
+    other = [f"{key} was {old.get(key)!r}, not {new.get(key)!r}" for key in new if old.get(key) != new.get(key)]
+    if other:
+        raise TrainingError(
+            f"{folder} holds another training ({'; '.join(other)}): give the same choices, or another --out"
+        )

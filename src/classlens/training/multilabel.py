@@ -1,0 +1,175 @@
+"""Train a multi-label classifier, and leave it as a folder that `load` reads.
+
+>>> trained = train_multilabel(Choices(data="data/voc", layout="voc", freeze=True), "runs/voc")
+>>> classlens.load("runs/voc").labels[:2]
+('aeroplane', 'bicycle')
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from classlens.models import DEFAULT
+from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
+from classlens.render import write_png, write_text
+from classlens.training.data import Data, Example, Progress, open_data, skipped_text
+from classlens.training.heads import Backbone, with_new_head
+from classlens.training.loop import STATE, Epoch, Recipe, TrainingError, best_of, fit
+from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What to train, on what."""
+
+    data: str
+    layout: str
+    backbone: str = DEFAULT
+    weights: str | None = "default"
+    hidden: tuple[int, ...] = ()
+    freeze: bool = False
+    flip: bool = True
+    device: str = "cpu"
+    readers: int = 2
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out."""
+
+    folder: Path
+    history: tuple[Epoch, ...]
+    best: Epoch
+    remark: str  # what was left out
+
+
+def train_multilabel(
+    choices: Choices,
+    out: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Trained:
+    """Train, or go on with a training that was stopped; the same choices must be given.
+
+    The folder holds card.json and model.safetensors (the best epoch so far), metrics.csv, metrics.png and state.pt.
+    """
+    recipe = recipe or Recipe()
+    folder = Path(out)
+    if (folder / CARD).exists() and not (folder / STATE).exists():
+        raise TrainingError(f"{folder} holds a model that was not trained here: give another --out")
+    data = open_data(choices.data, choices.layout, recipe.seed, progress)
+    backbone = with_new_head(choices.backbone, choices.weights, len(data.labels), choices.hidden, seed=recipe.seed)
+    backbone.model.to(choices.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    module, train, val = (
+        _frozen(choices, recipe, backbone, data, folder, progress)
+        if choices.freeze
+        else _whole(choices, recipe, backbone, data)
+    )
+    identity = _identity(choices, recipe, backbone, data)
+
+    def on_epoch(history: list[Epoch]) -> None:
+        if best_of(history) is history[-1]:
+            write_weights(folder / WEIGHTS, backbone.model)
+        write_text(folder / CARD, _card(backbone, data, history, identity))
+        write_text(folder / "metrics.csv", _table(history))
+
+    history = fit(module, train, val, recipe, folder, identity, on_epoch, progress)
+    write_png(folder / "metrics.png", metrics_figure(history))
+    return Trained(folder, tuple(history), best_of(history), skipped_text(data.skipped))
+
+
+def _frozen(
+    choices: Choices, recipe: Recipe, backbone: Backbone, data: Data, folder: Path, progress: Progress
+) -> tuple[nn.Module, Source, Source]:
+    """The head alone, on features of each picture and of its mirror image."""
+
+    def features(examples: Sequence[Example], mirrored: bool, what: str) -> Batch:
+        say = functools.partial(progress, f"features of {what}")
+        return cached_features(backbone, data, examples, folder / "features", mirrored, choices.device, say)
+
+    val = features(data.val, False, "validation pictures")
+    views = [features(data.train, False, "training pictures")]
+    if choices.flip:
+        views.append(features(data.train, True, "their mirror images"))
+    inputs, targets = zip(*views, strict=True)
+    train = Features(torch.cat(inputs), torch.cat(targets), recipe.batch_size, recipe.seed)
+    return backbone.head_module, train, Features(*val, recipe.batch_size, recipe.seed)
+
+
+def _whole(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> tuple[nn.Module, Source, Source]:
+    preprocess = backbone.loaded.preprocess
+    train, val = (
+        Pictures(data, examples, preprocess, recipe.batch_size, recipe.seed, choices.flip, choices.readers)
+        for examples in (data.train, data.val)
+    )
+    return backbone.model, train, val
+
+
+def _identity(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> dict[str, Any]:
+    """What decides the outcome, and must be the same when a training goes on."""
+    weights = os.path.basename(choices.weights) if choices.weights else "random"
+    return {
+        "backbone": choices.backbone, "weights": weights, "head": backbone.head.to_json(), "frozen": choices.freeze,
+        "flip": choices.flip, "data": data.name, "data_hash": data.hash,
+    } | asdict(recipe)  # fmt: skip
+
+
+def _card(backbone: Backbone, data: Data, history: Sequence[Epoch], identity: dict[str, Any]) -> str:
+    best = best_of(history)
+    return card_text(
+        architecture=backbone.name,
+        preprocess=backbone.loaded.preprocess,
+        labels=data.labels,
+        head=backbone.head,
+        multilabel=True,
+        training=identity
+        | {"pictures": {"train": len(data.train), "val": len(data.val)}, "skipped": len(data.skipped)}
+        | {"best": asdict(best), "classlens": version("classlens")},
+    )
+
+
+def _table(history: Sequence[Epoch]) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [field.name for field in fields(Epoch)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in history)
+    return buffer.getvalue()
+
+
+def metrics_figure(history: Sequence[Epoch]) -> Figure:
+    """Loss and mAP by epoch, the best one marked."""
+    from matplotlib.figure import Figure
+
+    epochs, best = [row.epoch + 1 for row in history], best_of(history)
+    fig = Figure(figsize=(8, 3.2), layout="constrained")
+    loss, score = fig.subplots(1, 2)
+    marker = "o" if len(history) == 1 else None
+    loss.plot(epochs, [row.train_loss for row in history], color="#888888", marker=marker, label="training")
+    loss.plot(epochs, [row.val_loss for row in history], color="#1f6fe0", marker=marker, label="validation")
+    loss.set_title("binary cross-entropy", loc="left", fontsize=10)
+    loss.legend(frameon=False, fontsize=9)
+    score.plot(epochs, [100 * row.val_map for row in history], color="#e4202c", marker=marker)
+    score.plot(best.epoch + 1, 100 * best.val_map, "o", color="#e4202c")
+    score.set_title(
+        f"validation mAP, best {100 * best.val_map:.1f} % in epoch {best.epoch + 1}", loc="left", fontsize=10
+    )
+    for axes in (loss, score):
+        axes.set_xlabel("epoch", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return fig

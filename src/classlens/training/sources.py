@@ -1,0 +1,160 @@
+"""Batches for training: pictures, drawn anew each epoch, or the features of a frozen body, computed once.
+
+>>> for inputs, targets in source.batches(epoch=0):     # the same for the same seed and epoch
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from classlens.models import Preprocess
+from classlens.models.cards import write_weights
+from classlens.models.heads import Head
+from classlens.training.data import Data, Example, fingerprint, order, pieces, random_view, whole_view
+from classlens.training.heads import Backbone
+
+Batch = tuple[Tensor, Tensor]  # inputs (B,...), targets (B,classes)
+
+_AT_ONCE = 4  # on a CPU larger batches are slower
+_PART = 32  # pictures in a file of features: what a killed run computes again at most
+
+
+class Source(Protocol):
+    """Gives the batches of an epoch; of None all in order, unaugmented."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int | None) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures from their files; random crops and flips when training."""
+
+    data: Data
+    examples: Sequence[Example]
+    preprocess: Preprocess
+    batch_size: int
+    seed: int
+    flip: bool = True
+    readers: int = 2
+
+    def __len__(self) -> int:
+        return len(self._positions(0))
+
+    def batches(self, epoch: int | None) -> Iterator[Batch]:
+        """The next two batches are read while one is used."""
+        with ThreadPoolExecutor(self.readers) as pool:
+            waiting: list[list[Future[Batch]]] = []
+            for positions in self._positions(epoch):
+                waiting.append([pool.submit(self._view, position, epoch) for position in positions])
+                if len(waiting) > 2:
+                    yield _stacked(waiting.pop(0))
+            for futures in waiting:
+                yield _stacked(futures)
+
+    def _positions(self, epoch: int | None) -> list[list[int]]:
+        count = len(self.examples)
+        return _training_pieces(count, self.batch_size, self.seed, epoch)
+
+    def _view(self, position: int, epoch: int | None) -> Batch:
+        example = self.examples[position]
+        if epoch is None:
+            return whole_view(example, self.data, self.preprocess)
+        random = np.random.default_rng([self.seed, epoch, position])
+        return random_view(example, self.data, self.preprocess, random, self.flip)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features (N,D) and targets (N,classes) held in memory."""
+
+    features: Tensor
+    targets: Tensor
+    batch_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(_training_pieces(len(self.features), self.batch_size, self.seed, 0))
+
+    def batches(self, epoch: int | None) -> Iterator[Batch]:
+        for positions in _training_pieces(len(self.features), self.batch_size, self.seed, epoch):
+            yield self.features[positions], self.targets[positions]
+
+
+def _training_pieces(count: int, size: int, seed: int, epoch: int | None) -> list[list[int]]:
+    """Positions of each batch. In training a last batch of one is left out: BatchNorm cannot take it."""
+    if epoch is None:
+        return pieces(range(count), size)
+    found = pieces(order(count, seed, epoch), size)
+    return found[:-1] if len(found) > 1 and len(found[-1]) == 1 else found
+
+
+def _stacked(futures: Sequence[Future[Batch]]) -> Batch:
+    inputs, targets = zip(*(future.result() for future in futures), strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+# ------------------------------------------------------------------------------------------------ cached features
+
+
+def cached_features(
+    backbone: Backbone,
+    data: Data,
+    examples: Sequence[Example],
+    folder: Path,
+    mirrored: bool,
+    device: str,
+    say: Callable[[int, int], None],
+) -> Batch:
+    """What the frozen body makes of each picture, or of its mirror image; kept on disk, so computed once."""
+    key = _key(backbone, data.labels)
+    found: list[Batch] = []
+    for number, positions in enumerate(pieces(range(len(examples)), _PART)):
+        chosen = [examples[position] for position in positions]
+        digest = hashlib.sha256(f"{key}\n{mirrored}\n{fingerprint(chosen)}".encode()).hexdigest()[:16]
+        file = folder / f"{number:05d}-{digest}.safetensors"
+        if not file.is_file():
+            features, targets = _compute(backbone, data, chosen, mirrored, device)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_weights(file, {"features": features, "targets": targets})
+        part = load_file(file)
+        found.append((part["features"], part["targets"]))
+        say(positions[-1] + 1, len(examples))
+    all_features, all_targets = zip(*found, strict=True)
+    return torch.cat(all_features), torch.cat(all_targets)
+
+
+def _compute(backbone: Backbone, data: Data, examples: Sequence[Example], mirrored: bool, device: str) -> Batch:
+    features: list[Tensor] = []
+    targets: list[Tensor] = []
+    for positions in pieces(range(len(examples)), _AT_ONCE):
+        views = [whole_view(examples[position], data, backbone.loaded.preprocess) for position in positions]
+        images = torch.stack([image for image, _ in views])
+        features.append(backbone.features((images.flip(-1) if mirrored else images).to(device)).float().cpu())
+        targets.append(torch.stack([labels for _, labels in views]))
+    return torch.cat(features), torch.cat(targets)
+
+
+def _key(backbone: Backbone, labels: Sequence[str]) -> str:
+    """Of what decides features and targets beside the pictures: the body's weights, the preprocessing, the labels."""
+    digest = hashlib.sha256(f"{backbone.loaded.preprocess.to_json()}{backbone.head.path}{labels}".encode())
+    for name, tensor in body_state(backbone.model.state_dict(), backbone.head).items():
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def body_state(state: dict[str, Tensor], head: Head) -> dict[str, Tensor]:
+    """The weights outside of the head."""
+    return {key: value for key, value in state.items() if not key.startswith(f"{head.path}.")}

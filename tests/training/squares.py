@@ -1,0 +1,61 @@
+"""Pictures of coloured squares, their masks, and a tiny network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from classlens.models import LoadedModel, Preprocess
+
+SIDE = 24
+LABELS = ("red", "green", "blue")
+COLOURS = ((200, 60, 60), (60, 200, 60), (60, 60, 200))
+CORNERS = ((2, 2), (2, 14), (14, 2), (14, 14))
+
+
+def net() -> LoadedModel:
+    """For load("squares:net"): two convolutions and a fully connected end, as VGG in small."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = nn.Sequential()
+        model.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+        model.classifier = nn.Sequential(nn.Linear(48, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5))
+    return LoadedModel("squares", model, Preprocess(resize=20, crop=16), None)
+
+
+def picture(classes: tuple[int, ...], seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(H,W,3) and its mask: a square of each class in a corner of its own, with an unlabelled rim."""
+    random = np.random.default_rng([seed, *classes])
+    pixels = np.repeat(random.integers(90, 110, (SIDE, SIDE, 1)), 3, 2).astype(np.uint8)
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    for label, corner in zip(classes, random.permutation(4), strict=False):
+        top, left = CORNERS[corner]
+        mask[top - 1 : top + 9, left - 1 : left + 9] = 255
+        mask[top : top + 8, left : left + 8] = label
+        pixels[top : top + 8, left : left + 8] = COLOURS[label - 1]
+    return pixels, mask
+
+
+SHOWN = ((1,), (2,), (3,), (1, 2), (2, 3), (1, 3))
+
+
+def draw_voc(root: Path, train: int = 24, val: int = 12) -> Path:
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    for split, count, first in (("train", train, 0), ("val", val, 1000)):
+        for number in range(count):
+            pixels, mask = picture(SHOWN[number % len(SHOWN)], first + number)
+            Image.fromarray(pixels).save(root / "JPEGImages" / f"{split}{number:02d}.jpg", quality=95)
+            Image.fromarray(mask).save(root / "SegmentationClass" / f"{split}{number:02d}.png")
+        names = "".join(f"{split}{number:02d}\n" for number in range(count))
+        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text(names)
+    (root / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
+    return root
