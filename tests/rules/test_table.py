@@ -174,3 +174,14 @@ def test_relevance_of_joined_branches_belongs_to_its_image() -> None:
     torch.manual_seed(0)
     found = classlens.explain(Two().eval(), torch.randn(2, 3, 4, 4), [[0, 1], [2, 3]], "lrp")
     assert found.report.conservation.max() < 1e-6
+
+
+def test_patches_that_overlap_share_the_places_they_meet_in() -> None:
+    """Two patches of two columns on three: the middle column is the sum of 1 and -3, so it goes to them as 1 to 3."""
+
+    def overlapping(x: Tensor) -> Tensor:
+        return torch.nn.functional.fold(x, output_size=(1, 3), kernel_size=(1, 2))
+
+    x = torch.tensor([[[5.0, -3.0], [1.0, 7.0]]])  # (1, places in a patch, patches)
+    found = back(overlapping, x, torch.tensor([[[[2.0, 8.0, 3.0]]]]))
+    assert torch.allclose(found, torch.tensor([[[2.0, 6.0], [2.0, 3.0]]]))

@@ -32,7 +32,7 @@ MOVES = (
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "transpose_all", "transpose_last", "t",
     "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "tile", "repeat_interleave", "contiguous", "clone",
     "alias", "to", "getitem", "narrow", "select", "index_select", "gather", "cat", "stack", "hstack", "vstack",
-    "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle",
+    "pad", "roll", "flip", "rot90", "movedim", "diagonal", "unfold", "pixel_shuffle", "pixel_unshuffle",
     "channel_shuffle", "native_channel_shuffle", "as_strided", "masked_select", "where",
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     "amax", "maximum", "minimum", "masked_fill", "broadcast_to", "atleast_2d", "setitem", "copy",
@@ -40,7 +40,7 @@ MOVES = (
 MOVES_MANY = ("split", "chunk", "unbind", "max", "min", "hsplit", "vsplit", "dsplit", "broadcast_tensors")
 SUMS = (
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
-    "mean", "sum", "interpolate", "cumsum", "grid_sample",
+    "mean", "sum", "interpolate", "cumsum", "grid_sample", "fold",
 )  # fmt: skip
 
 
