@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import classlens
-from classlens.errors import ClasslensError, ImageError, MethodError, ModelError
+from classlens.errors import ClasslensError, ImageError, MethodError, ModelError, TargetError
 from classlens.explanation import operations
 from classlens.models import LoadedModel, Preprocess
 from networks import build, pictures
@@ -143,3 +143,10 @@ def test_in_a_notebook_it_shows_its_figure_and_elsewhere_a_line(photo: Path) -> 
         assert image.width > size["width"] > 300  # more dots than the place it takes, for dense screens
     assert matplotlib.pyplot.get_fignums() == []
     assert repr(e) == "<Explanation by agf of tiny: maps (1, 2, 32, 32) for thing 4, thing 1>"
+
+
+@pytest.mark.parametrize("name", ["clrp", "sglrp", "finer-cam"])
+def test_one_output_leaves_nothing_to_compare_with(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 1)).eval()
+    with pytest.raises(TargetError, match="one output only"):
+        classlens.explain(model, torch.rand(1, 3, 8, 8), 0, name)

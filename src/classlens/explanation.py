@@ -163,6 +163,8 @@ def run(
         tape = record(network, batch, output)
         _check_logits(tape.logits, len(batch))
         classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
+        if tape.logits.shape[1] == 1 and not chosen.scalars:
+            raise TargetError(f"{chosen.name} sets a class against the others, and this network has one output only")
         if scalars and not chosen.scalars:
             raise TargetError(
                 f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands "

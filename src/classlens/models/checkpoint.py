@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from classlens.errors import ModelError
 from classlens.models._text import reason, some
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "teacher")  # where training scripts keep the weights
 _PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 
 

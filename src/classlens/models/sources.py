@@ -16,6 +16,7 @@ from torch import nn
 
 from classlens.errors import ModelError
 from classlens.labels import imagenet
+from classlens.models import selfsup as families
 from classlens.models._text import nearest, reason
 from classlens.models._torchvision import import_timm, import_torchvision
 from classlens.models.checkpoint import build_with_weights
@@ -31,6 +32,7 @@ class Architecture:
     published: Callable[[], nn.Module]  # -> the network with the weights its makers gave out
     preprocess: Callable[[nn.Module], Preprocess]
     labels: tuple[str, ...] | None  # of the usual head
+    read: Callable[[Path], nn.Module] | None = None  # -> the network in a file, where names alone do not say it
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,19 @@ def timm(name: str) -> Architecture:
     )
 
 
-LIBRARIES: dict[str, Callable[[str], Architecture]] = {"torchvision": torchvision, "timm": timm}
+def selfsup(name: str) -> Architecture:
+    """A network trained without labels, from a published file: `selfsup("scan")`, `selfsup("sela:3")`."""
+    family, _ = families.family(name)
+
+    def published() -> nn.Module:
+        raise ModelError(f"selfsup:{name} comes without weights: give the file its project publishes, weights=FILE")
+
+    return Architecture(
+        family.build, published, lambda model: Preprocess(), family.labels, partial(families.read, name)
+    )
+
+
+LIBRARIES: dict[str, Callable[[str], Architecture]] = {"torchvision": torchvision, "timm": timm, "selfsup": selfsup}
 
 
 def from_torchvision(transforms: Any) -> Preprocess:
