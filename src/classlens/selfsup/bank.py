@@ -1,0 +1,416 @@
+"""The bank: latents of many pictures, among which an image's nearest neighbour is found.
+
+    >>> bank = build_bank(model, "data/pictures", "bank")       # once; stopped, the same call goes on
+    >>> bank = Bank.open("bank", model)                         # refused if it was made with another model
+    >>> bank.nearest(latents, hashes).indices
+    tensor([17, 203])
+
+A folder holds `latents.npy` (N,D), mapped into memory when it is read; `rows.npy`, which rows are done and a hash of
+each picture as the network saw it; and `bank.json`, what all of it was made with.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from classlens.capture import unwrap
+from classlens.errors import ClasslensError, ImageError
+from classlens.evaluate.datasets import Dataset, Item, open_dataset
+from classlens.evaluate.network import fingerprint, input_size
+from classlens.images import check_batch
+from classlens.models import LoadedModel, Preprocess
+from classlens.render import write_text
+from classlens.selfsup.split import Encoder, split
+
+METRICS = ("euclidean", "cosine")
+EXACT_UP_TO = 100_000  # pictures; above, an index finds candidates, which are then compared exactly
+SAME = 1e-5  # a distance below this share of the latent's length means the same picture
+
+_CARD, _LATENTS, _ROWS = "bank.json", "latents.npy", "rows.npy"
+_ROW = np.dtype([("state", np.uint8), ("hash", np.uint8, 16)])
+_MISSING, _DONE, _BROKEN = 0, 1, 2
+_BLOCK = 4096  # latents that are compared at once
+_CANDIDATES = 64
+
+Progress = Callable[[str, int, int], None]  # what, done, of how many
+Latents = NDArray[np.float32]  # (N,D)
+
+
+class BankError(ClasslensError):
+    """A bank that is missing, unfinished, or does not belong to the model."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """For each image its nearest other picture."""
+
+    indices: Tensor  # (B,) rows of the bank
+    distances: Tensor  # (B,) float64
+    latents: Tensor  # (B,D)
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Latents with the names of their pictures.
+
+    >>> Bank.open("bank", model)                # from a folder made by `build_bank` or `classlens selfsup bank`
+    >>> Bank.of_images(images, encoder)         # from a tensor of images
+    """
+
+    latents: Latents
+    rows: NDArray[np.void]
+    names: tuple[str, ...]
+    picture: Callable[[int], Tensor]  # row -> (C,H,W) as the network takes it
+    network: nn.Module  # whose latents they are
+    head: str
+    folder: Path | None = None
+
+    def __len__(self) -> int:
+        return int((self.rows["state"] == _DONE).sum())
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], model: LoadedModel) -> Bank:
+        """A bank from its folder, if it is finished and was made with this model and this preprocessing."""
+        root = Path(folder)
+        card = _read_card(root)
+        check_card(card, model, root)
+        latents, rows = _open_arrays(root, "r", len(card["names"]), card["dimensions"])
+        missing = int((rows["state"] == _MISSING).sum())
+        if missing:
+            raise BankError(f"the bank {root} lacks {missing} of {len(rows)} pictures; run the same command again")
+        read = _reader(card["data"], card["split"], card["names"], model.preprocess)
+        return _readable(cls(latents, rows, tuple(card["names"]), read, unwrap(model.model), card["head"], root))
+
+    @classmethod
+    def of_images(cls, images: Tensor, encoder: Encoder, batch_size: int = 8) -> Bank:
+        """A bank of images as the network takes them, (N,C,H,W); kept in memory."""
+        if isinstance(images, Tensor) and images.dim() == 4 and not len(images):
+            raise BankError("the bank is empty; give at least one other image")
+        weight = encoder.head.weight
+        images = check_batch(images).to(weight.device, weight.dtype)
+        latents = torch.cat([encoder.latents(part) for part in images.split(batch_size)]).numpy()
+        rows = np.zeros(len(images), _ROW)
+        rows["state"], rows["hash"] = _DONE, hashes_of(images)
+        names = tuple(f"image {i}" for i in range(len(images)))
+        return cls(latents, rows, names, images.__getitem__, encoder.model, encoder.head.name)
+
+    def nearest(self, latents: Tensor, hashes: NDArray[np.uint8], metric: str = "euclidean") -> Neighbours:
+        """The nearest picture of each latent (B,D) that is not the image itself.
+
+        Itself is what has the same hash (the same pixels behind the preprocessing) or the same latent.
+        """
+        if metric not in METRICS:
+            raise BankError(f"metric {metric!r} is not known; there are {', '.join(METRICS)}")
+        if latents.shape[1] != self.latents.shape[1]:
+            raise BankError(f"the bank's latents have {self.latents.shape[1]} numbers, the model's {latents.shape[1]}")
+        if len(self.latents) <= EXACT_UP_TO:
+            found = self._closest(latents, hashes, self._blocks(), metric)
+        else:
+            found = self._closest_of_candidates(latents, hashes, metric)
+        distances, indices = found
+        if torch.isinf(distances).any():
+            row = int(torch.isinf(distances).nonzero()[0])
+            raise BankError(f"the bank holds no other picture than image {row} itself; give it more pictures")
+        return Neighbours(indices, distances, torch.from_numpy(self.latents[indices.numpy()].copy()))
+
+    def _blocks(self) -> Iterator[NDArray[np.int64]]:
+        """All rows, some at a time."""
+        return (np.arange(i, min(i + _BLOCK, len(self.rows))) for i in range(0, len(self.rows), _BLOCK))
+
+    def _closest(
+        self, latents: Tensor, hashes: NDArray[np.uint8], blocks: Iterator[NDArray[np.int64]], metric: str
+    ) -> tuple[Tensor, Tensor]:
+        """Distances and rows (B,) of the nearest among blocks of rows."""
+        best = torch.full((len(latents),), torch.inf, dtype=torch.float64)
+        index = torch.zeros(len(latents), dtype=torch.int64)
+        for block in blocks:
+            rows = self.rows[block]
+            others = torch.from_numpy(np.array(self.latents[block])).double()
+            distances, same = compare(latents.double(), others, metric)
+            known = (hashes[:, None] == rows["hash"][None]).all(2) | (rows["state"] != _DONE)
+            distances = distances.masked_fill(same | torch.from_numpy(known), torch.inf)
+            nearest, place = distances.min(1)
+            index = torch.where(nearest < best, torch.from_numpy(block)[place], index)
+            best = torch.minimum(best, nearest)
+        return best, index
+
+    def _closest_of_candidates(self, latents: Tensor, hashes: NDArray[np.uint8], metric: str) -> tuple[Tensor, Tensor]:
+        """As `_closest` over all rows, but only of those that an index puts forward."""
+        _, candidates = self._index(metric).search(_scaled(latents.float(), metric).numpy(), _CANDIDATES)
+        found = []
+        for i, rows in enumerate(candidates):
+            one, block = (latents[i : i + 1], hashes[i : i + 1]), np.unique(rows[rows >= 0]).astype(np.int64)
+            nearest = self._closest(*one, iter([block]), metric)
+            if torch.isinf(nearest[0]).any():  # all candidates are the image itself
+                nearest = self._closest(*one, self._blocks(), metric)
+            found.append(nearest)
+        distances, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return distances, indices
+
+    def _index(self, metric: str) -> Any:
+        """faiss's index over all latents: made once, kept in the bank's folder."""
+        faiss = _import_faiss(len(self.rows))
+        file = None if self.folder is None else self.folder / f"index-{metric}.faiss"
+        if file is not None and file.exists():
+            return faiss.read_index(str(file))
+        lists = max(1, min(int(4 * len(self.rows) ** 0.5), len(self.rows) // 40))
+        index = faiss.index_factory(self.latents.shape[1], f"IVF{lists},SQ8")
+        random = np.random.default_rng(0)
+        sample = np.sort(random.choice(len(self.rows), min(len(self.rows), 40 * lists), replace=False))
+        index.train(_scaled(torch.from_numpy(np.array(self.latents[sample])), metric).numpy())
+        for start in range(0, len(self.rows), _BLOCK):
+            block = torch.from_numpy(np.array(self.latents[start : start + _BLOCK]))
+            index.add(_scaled(block, metric).numpy())
+        index.nprobe = max(8, lists // 20)
+        if file is not None:
+            draft = file.with_name(f".{file.name}.{os.getpid()}.part")
+            faiss.write_index(index, str(draft))
+            draft.replace(file)
+        return index
+
+
+def compare(latents: Tensor, others: Tensor, metric: str) -> tuple[Tensor, Tensor]:
+    """Distances (B,n) of float64 latents, and whether two are the same.
+
+    >>> compare(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), "euclidean")[0]
+    tensor([[5.]])
+    """
+    length, other_length = latents.norm(dim=1)[:, None], others.norm(dim=1)[None]
+    product = latents @ others.T
+    euclidean = (length**2 + other_length**2 - 2 * product).clamp(min=0).sqrt()
+    same = euclidean <= SAME * length
+    if metric == "euclidean":
+        return euclidean, same
+    return 1 - product / (length * other_length).clamp(min=1e-300), same
+
+
+def hashes_of(images: Tensor) -> NDArray[np.uint8]:
+    """(B,16): a hash of each image as the network takes it, by which an image is known again in a bank."""
+    pixels = images.detach().float().cpu().contiguous().numpy()
+    digests = [hashlib.sha256(image.tobytes()).digest()[:16] for image in pixels]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(images), 16)
+
+
+def _scaled(latents: Tensor, metric: str) -> Tensor:
+    """Vectors of length 1 are ordered by cosine and by Euclidean distance alike."""
+    return latents if metric == "euclidean" else torch.nn.functional.normalize(latents)
+
+
+def _import_faiss(pictures: int) -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise BankError(
+            f"a bank of {pictures} pictures is searched with faiss: pip install 'classlens[selfsup]'"
+        ) from None
+    return faiss
+
+
+# ------------------------------------------------------------------------------------------------------- making one
+
+
+def build_bank(
+    model: LoadedModel,
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    head: str | None = None,
+    split_name: str = "val",
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    progress: Progress | None = None,
+) -> Bank:
+    """Compute the latents of all pictures of a data set into a folder; what is already there is kept.
+
+    `data` is a folder of pictures or any layout that `classlens evaluate` knows.
+    """
+    dataset = open_dataset(data, split_name)
+    items = dataset.items if limit is None else dataset.select(limit, seed)
+    encoder = encoder_of(model, head)
+    root, card = Path(out), _card(model, encoder, dataset, items, split_name)
+    _begin(root, card)
+    latents, rows = _open_arrays(root, "r+", len(items), card["dimensions"])
+    fill(latents, rows, dataset, items, encoder, model.preprocess, batch_size, progress)
+    del latents, rows  # written; read again without the right to write
+    return Bank.open(root, model)
+
+
+def bank_of_folder(
+    data: str | os.PathLike[str], model: LoadedModel, encoder: Encoder, progress: Progress | None = None
+) -> Bank:
+    """The same in memory, for a few pictures."""
+    dataset = open_dataset(data)
+    latents = np.zeros((len(dataset.items), encoder.head.weight.shape[1]), np.float32)
+    rows = np.zeros(len(dataset.items), _ROW)
+    fill(latents, rows, dataset, dataset.items, encoder, model.preprocess, 8, progress)
+    names = tuple(item.name for item in dataset.items)
+
+    def read(row: int) -> Tensor:
+        return model.preprocess(dataset.picture(dataset.items[row]))
+
+    return _readable(Bank(latents, rows, names, read, encoder.model, encoder.head.name))
+
+
+def encoder_of(model: LoadedModel, head: str | None = None) -> Encoder:
+    """The split of a loaded network, found on an empty picture."""
+    weight = next(model.model.parameters())
+    return split(model.model, torch.zeros(1, 3, *input_size(model.preprocess)).to(weight), head)
+
+
+def fill(
+    latents: Latents,
+    rows: NDArray[np.void],
+    dataset: Dataset,
+    items: Sequence[Item],
+    encoder: Encoder,
+    preprocess: Preprocess,
+    batch_size: int,
+    progress: Progress | None = None,
+) -> None:
+    """Compute the rows that are missing. A row counts as done only when its latent is written."""
+    todo = np.flatnonzero(rows["state"] == _MISSING)
+    done = len(rows) - len(todo)
+    for start in range(0, len(todo), batch_size):
+        if progress is not None:
+            progress("latents", done + start, len(rows))
+        read: dict[int, Tensor] = {}
+        for row in todo[start : start + batch_size].tolist():
+            try:
+                read[row] = preprocess(dataset.picture(items[row]))
+            except ImageError:
+                rows["state"][row] = _BROKEN
+        for places, images in _same_size(read):
+            batch = images.to(encoder.head.weight)
+            latents[places] = encoder.latents(batch).numpy()
+            _flush(latents)
+            rows["hash"][places], rows["state"][places] = hashes_of(batch), _DONE
+        _flush(rows)
+    if progress is not None:
+        progress("latents", len(rows), len(rows))
+
+
+def _same_size(read: dict[int, Tensor]) -> Iterator[tuple[list[int], Tensor]]:
+    """Batches of pictures of one size."""
+    for shape in dict.fromkeys(image.shape for image in read.values()):
+        places = [row for row, image in read.items() if image.shape == shape]
+        yield places, torch.stack([read[row] for row in places])
+
+
+def _readable(bank: Bank) -> Bank:
+    if not len(bank):
+        raise BankError(f"none of the {len(bank.rows)} pictures of the bank could be read; give others")
+    return bank
+
+
+def _flush(array: NDArray[Any]) -> None:
+    if isinstance(array, np.memmap):
+        array.flush()
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def is_bank(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a bank, rather than pictures."""
+    return (Path(folder) / _CARD).is_file()
+
+
+def check_card(card: dict[str, Any], model: LoadedModel, root: Path) -> None:
+    """Refuse a bank that was made with another model or other preprocessing."""
+    if card["preprocess"] != model.preprocess.to_json():
+        raise BankError(f"the bank {root} was made with other preprocessing than the model's; make it again")
+    if card["weights"] != weights_hash(model):
+        raise BankError(f"the bank {root} was made with another model ({card['model']}, other weights); make it again")
+
+
+def weights_hash(model: LoadedModel) -> str:
+    """Of weights and buffers alone: preprocessing is compared on its own, so that an error can say which differs."""
+    return fingerprint(replace(model, preprocess=Preprocess()))
+
+
+def _card(
+    model: LoadedModel, encoder: Encoder, dataset: Dataset, items: Sequence[Item], split_name: str
+) -> dict[str, Any]:
+    return {
+        "classlens": version("classlens"),
+        "model": model.name,
+        "weights": weights_hash(model),
+        "preprocess": model.preprocess.to_json(),
+        "head": encoder.head.name,
+        "dimensions": encoder.head.weight.shape[1],
+        "data": f"{dataset.layout}:{dataset.root.resolve()}",
+        "split": split_name,
+        "names": [item.name for item in items],
+    }
+
+
+def _begin(root: Path, card: dict[str, Any]) -> None:
+    """Empty arrays and, last, the card; or nothing, where the same bank was begun before."""
+    if is_bank(root):
+        there = _read_card(root)
+        other = [key for key in card if key != "classlens" and there[key] != card[key]]
+        if other:
+            raise BankError(f"{root} holds a bank with other {', '.join(other)}; give a new folder, or remove that one")
+        return
+    if root.exists() and any(child.name not in (_LATENTS, _ROWS) for child in root.iterdir()):
+        raise BankError(f"{root} holds other things than a bank; give a new folder")
+    root.mkdir(parents=True, exist_ok=True)
+    for name, shape, kind in (
+        (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), _ROW)
+    ):  # fmt: skip
+        np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
+    write_text(root / _CARD, json.dumps(card, indent=1) + "\n")
+
+
+def _read_card(root: Path) -> dict[str, Any]:
+    keys = {"classlens", "model", "weights", "preprocess", "head", "dimensions", "data", "split", "names"}
+    try:
+        card = json.loads((root / _CARD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BankError(f"{root} holds no bank; make one with `classlens selfsup bank PICTURES --out {root}`") from None
+    except (OSError, ValueError) as error:
+        raise BankError(f"{root / _CARD} cannot be read ({error}); make the bank again") from error
+    if not isinstance(card, dict) or set(card) != keys:
+        raise BankError(f"{root / _CARD} is not the card of a bank; make the bank again")
+    return card
+
+
+def _open_arrays(root: Path, mode: Any, count: int, dimensions: int) -> tuple[Latents, NDArray[np.void]]:
+    try:
+        latents, rows = (np.load(root / name, mmap_mode=mode) for name in (_LATENTS, _ROWS))
+    except (OSError, ValueError, EOFError) as error:
+        raise BankError(f"the bank {root} is broken ({error}); remove it and make it again") from error
+    if latents.shape != (count, dimensions) or rows.shape != (count,) or rows.dtype != _ROW:
+        raise BankError(f"the files of the bank {root} do not belong together; remove it and make it again")
+    return latents, rows
+
+
+def _reader(data: str, split_name: str, names: Sequence[str], preprocess: Preprocess) -> Callable[[int], Tensor]:
+    """Pictures of a bank are read when they are asked for; they may have gone since."""
+
+    @functools.cache
+    def items() -> tuple[Dataset, dict[str, Item]]:
+        dataset = open_dataset(data, split_name)
+        return dataset, {item.name: item for item in dataset.items}
+
+    def read(row: int) -> Tensor:
+        dataset, by_name = items()
+        if names[row] not in by_name:
+            raise ImageError(f"{names[row]} is no longer there")
+        return preprocess(dataset.picture(by_name[names[row]]))
+
+    return read

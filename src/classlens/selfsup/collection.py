@@ -1,0 +1,196 @@
+"""Pictures to learn from: found in folders, read once, kept small in one file that training draws from.
+
+    >>> found = find_pictures(["data/voc", "data/oxford-pets"], seed=0)
+    >>> len(found.train), len(found.val)
+    (1760, 574)
+    >>> store = read_pictures(found, side=120, folder=Path("runs/rotnet"), progress=print)
+    >>> store.train.pixels.shape                # on disk, mapped into memory
+    (1760, 3, 120, 120)
+
+Labels are never trained on; where a folder has some they serve to judge what was learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classlens.errors import ImageError
+from classlens.evaluate.datasets import DataError, Item, open_dataset
+from classlens.images import open_image
+from classlens.models import Preprocess
+from classlens.render import write_text
+from classlens.training.data import Progress
+
+_HELD_OUT = 5  # without a split of its own, every fifth picture of a data set is held out
+_READERS = 2
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file, and the label its folder gives it."""
+
+    name: str
+    path: Path
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What was found: pictures to train with, and others to measure with."""
+
+    name: str
+    train: tuple[Picture, ...]
+    val: tuple[Picture, ...]
+
+    @property
+    def hash(self) -> str:
+        """Of names, sizes and labels, in 16 letters."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.val):
+            for picture in part:
+                digest.update(f"{picture.name}\t{picture.path.stat().st_size}\t{picture.label}\n".encode())
+            digest.update(b"\n")
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Stored pictures: pixels (N,3,S,S) uint8, and labels (N,), -1 where there is none."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all have labels, and more than one."""
+        return len(self.labels) > 0 and self.labels.min() >= 0 and self.labels.max() > 0
+
+
+@dataclass(frozen=True)
+class Store:
+    """A collection as training uses it."""
+
+    train: Part
+    val: Part
+    skipped: tuple[str, ...]  # files that could not be read, and why
+
+
+def find_pictures(paths: Sequence[str | os.PathLike[str]], seed: int = 0, limit: int | None = None) -> Collection:
+    """The pictures of data sets of any layout that `evaluate` knows; `limit` training pictures of all at most.
+
+    A data set is divided as it says itself (`train` and `val`), or every fifth picture is held out.
+    """
+    train: list[Picture] = []
+    val: list[Picture] = []
+    names = []
+    for number, path in enumerate(paths):
+        name, learnt, held_out = _divided(Path(path), seed)
+        names.append(name)
+        prefix = f"{number}:" if len(paths) > 1 else ""
+        train += [_picture(item, prefix) for item in learnt]
+        val += [_picture(item, prefix) for item in held_out]
+    if limit is not None:
+        train = sorted(_shuffled(train, seed)[:limit], key=lambda picture: picture.name)
+    if not train or not val:
+        raise DataError(f"{' + '.join(names)}: no picture is left to {'train' if not train else 'measure'} with")
+    # Held-out pictures in an order of their own, so that the first few show every class.
+    return Collection(" + ".join(names), tuple(train), tuple(_shuffled(val, seed)))
+
+
+def _divided(root: Path, seed: int) -> tuple[str, list[Item], list[Item]]:
+    if (root / "train").is_dir() and (root / "val").is_dir():
+        train, val = (open_dataset(root / split) for split in ("train", "val"))
+        return root.name, list(train.items), list(val.items)
+    found = open_dataset(root)
+    if found.layout == "voc":
+        return found.name, list(open_dataset(root, "train").items), list(found.items)
+    order = found.select(None, seed)
+    learnt = [item for i, item in enumerate(order) if i % _HELD_OUT]
+    return found.name, sorted(learnt, key=lambda item: item.name), list(order[::_HELD_OUT])
+
+
+def _picture(item: Item, prefix: str) -> Picture:
+    if not isinstance(item.image, Path):
+        raise DataError(f"{item.name} lies inside of another file: training reads pictures from files of their own")
+    return Picture(f"{prefix}{item.name}", item.image, item.label)
+
+
+def _shuffled(pictures: Sequence[Picture], seed: int) -> list[Picture]:
+    return sorted(pictures, key=lambda picture: hashlib.sha256(f"{seed}:{picture.name}".encode()).digest())
+
+
+# --------------------------------------------------------------------------------------------------------- store
+
+
+def read_pictures(found: Collection, side: int, folder: Path, progress: Progress) -> Store:
+    """All pictures as squares of one size, out of a file in the folder, which is made if it is not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels_file, about_file = folder / "pictures.npy", folder / "pictures.json"
+    key = {"hash": found.hash, "side": side}
+    about = json.loads(about_file.read_text(encoding="utf-8")) if about_file.is_file() else {}
+    if about.get("key") != key or not pixels_file.is_file():
+        kept, skipped = _write_pixels(found, side, pixels_file, progress)
+        about = {"key": key, "kept": kept, "skipped": skipped}
+        write_text(about_file, json.dumps(about) + "\n")  # last: it says that the pixels are whole
+    pixels = np.load(pixels_file, mmap_mode="r")
+    everything = [*found.train, *found.val]
+    classes = sorted({picture.label for picture in everything if picture.label is not None})
+    index = {label: i for i, label in enumerate(classes)}
+    kept = about["kept"]
+    labels = np.array([index.get(everything[i].label or "", -1) for i in kept], np.int64)
+    border = sum(i < len(found.train) for i in kept)
+    return Store(
+        Part(pixels[:border], labels[:border]),
+        Part(pixels[border : len(kept)], labels[border:]),
+        tuple(about["skipped"]),
+    )
+
+
+def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) -> tuple[list[int], list[str]]:
+    """Write the file whole or not at all; gives the positions of pictures that are in it, and what is not."""
+    everything = [*found.train, *found.val]
+    square = Preprocess(resize=side, crop=side)
+
+    def read(picture: Picture) -> NDArray[np.uint8] | str:
+        try:
+            return np.asarray(square.frame(open_image(picture.path))).transpose(2, 0, 1)
+        except ImageError as error:
+            return str(error).replace(str(picture.path), picture.name)
+
+    for left in file.parent.glob(f".{file.name}.*.part"):  # of a run that was killed: it may be large
+        left.unlink()
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.part")
+    kept: list[int] = []
+    skipped: list[str] = []
+    try:
+        shape = (len(everything), 3, side, side)
+        pixels = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
+        with ThreadPoolExecutor(_READERS) as readers:
+            for position, result in enumerate(readers.map(read, everything)):
+                if isinstance(result, str):
+                    skipped.append(result)
+                else:
+                    pixels[len(kept)] = result
+                    kept.append(position)
+                progress("reading pictures", position + 1, len(everything))
+        if not any(i < len(found.train) for i in kept) or not any(i >= len(found.train) for i in kept):
+            raise DataError(f"{found.name}: too few pictures can be read; {'; '.join(skipped[:2])}")
+        pixels.flush()
+        del pixels
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return kept, skipped

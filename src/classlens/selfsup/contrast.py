@@ -1,0 +1,319 @@
+"""Algorithm 2 of the paper: explain what sets an image apart from its nearest neighbour.
+
+    >>> e = explain(model, "photo.jpg", bank="bank")
+    >>> e.figure().savefig("photo.png")         # image, neighbour, map without and with the neighbour
+
+The head reads S = L_I - L_N in the place of the image's latent L_I, and the features stay the image's. The neighbour's
+latent is a constant that is subtracted on the way, and a constant draws no relevance: so every method of
+`classlens.METHODS` serves, as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from classlens import explanation as core
+from classlens.capture import unwrap
+from classlens.capture.tape import Picker
+from classlens.errors import ClasslensError, TargetError
+from classlens.explanation import Explanation, Report
+from classlens.methods.progress import ticker
+from classlens.models.loaded import LoadedModel
+from classlens.selfsup.bank import Bank, BankError, Neighbours, bank_of_folder, hashes_of, is_bank
+from classlens.selfsup.split import NO_HEAD, AtHead, Encoder, Head, Layer, split
+from classlens.targets import Scalar, Targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODES = ("difference", "sum", "none")
+READINGS = {
+    "literal": "S = L_I - L_N goes into the head, and the evidence starts with S (Algorithm 2)",
+    "image": "S goes into the head, but the evidence starts with the image's latent L_I",
+    "logits": "head(L_I) - head(L_N), as the paper's text has it; the evidence starts with L_I",
+}
+"""How Algorithm 2 can be read."""
+PREDICTED = "predicted"  # as targets: the class that the network gives to the image itself
+COSINE = "cosine"  # as targets of a network without a head
+
+BankLike = Bank | str | os.PathLike[str] | Tensor | Sequence[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Contrast(Explanation):
+    """An explanation with the neighbour that it is set against.
+
+    `maps`, `targets` and `logits` are those of the network that sees the difference (or the sum); `without` is the
+    explanation of the same images that looks at no neighbour.
+    """
+
+    mode: str = "difference"
+    reading: str = "literal"
+    metric: str = "euclidean"
+    neighbours: tuple[str, ...] = ()  # names
+    indices: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # (B,) rows of the bank
+    distances: Tensor = field(default_factory=lambda: torch.empty(0))  # (B,)
+    neighbour_pictures: tuple[Tensor | None, ...] = ()  # each (3,H,W) in [0,1]; None: it cannot be read any more
+    without: Explanation | None = None
+
+    def __repr__(self) -> str:
+        return f"<Contrast ({self.mode}) of {len(self.neighbours)} images with their neighbours: {super().__repr__()}>"
+
+    def figure(self) -> Figure:
+        """A row for each image: the image, its neighbour, the map without and with the neighbour."""
+        from classlens.selfsup.figure import figure
+
+        return figure(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """What `Explanation.save` writes, and neighbours.png, the figure."""
+        from classlens import render
+
+        return [render.write_png(Path(folder) / "neighbours.png", self.figure()), *super().save(folder)]
+
+
+@torch.inference_mode(False)  # a caller's inference mode would forbid what the methods do
+def explain(
+    model: nn.Module | LoadedModel,
+    images: Any,
+    bank: BankLike,
+    method: str = "agf",
+    mode: str = "difference",
+    *,
+    targets: Targets = None,
+    metric: str = "euclidean",
+    reading: str = "literal",
+    head: str | None = None,
+    both: bool = True,
+    output: Picker = None,
+    trace: bool = False,
+    **options: Any,
+) -> Contrast:
+    """Show where a self-supervised network finds what sets an image apart from its nearest neighbour.
+
+    >>> m = classlens.load("selfsup:scan", weights="scan_imagenet_50.pth.tar")
+    >>> e = explain(m, "photo.jpg", bank="bank", method="agf")
+    >>> e.neighbours, e.targets
+
+    `bank`: a `Bank`, its folder, a folder of pictures, a tensor of images or a list of files. `mode`: the head reads
+    the "difference" from the neighbour's latent, their "sum", or ("none") the image's own. `targets`: None is the
+    likeliest class of what the head says then, "predicted" the one it gives to the image itself. `reading` is one of
+    `READINGS`, `metric` "euclidean" or "cosine". `both=False` leaves out the map without the neighbour, and saves half
+    of the time.
+
+    `head`: None finds the last linear layer; a name says which module it is. "none" is for a backbone whose output is
+    its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), or, with
+    `targets="cosine"`, its cosine with the neighbour's.
+    """
+    _check(mode, reading)
+    network, batch, loaded = core._prepare(model, images)
+    encoder = split(network, batch[:1], head, output)
+    if reading == "logits" and not encoder.head.last:
+        raise ClasslensError(
+            f"reading='logits' needs a head that is the last layer; behind {encoder.head.name} are more"
+        )
+    opened = open_bank(bank, loaded, encoder)
+    found = opened.nearest(encoder.latents(batch), hashes_of(batch), metric)
+    ask = _Question(encoder, loaded, batch, targets, method, {"trace": trace, **options})
+    contrasted = ask.about(found, mode, reading)
+    without = ask.about(found, "none", reading) if both and mode != "none" else None
+    shown = [_shown(opened, int(row), loaded) for row in found.indices]
+    return Contrast(
+        **{f.name: getattr(contrasted, f.name) for f in fields(contrasted)},
+        mode=mode,
+        reading=reading,
+        metric=metric,
+        neighbours=tuple(opened.names[int(row)] for row in found.indices),
+        indices=found.indices,
+        distances=found.distances,
+        neighbour_pictures=tuple(shown),
+        without=without,
+    )
+
+
+def open_bank(bank: BankLike, loaded: LoadedModel | None, encoder: Encoder) -> Bank:
+    """Any of the forms in which a bank can be given, as a bank of this network's latents."""
+    if isinstance(bank, Bank):
+        if bank.network is encoder.model:
+            return _same_head(bank, encoder)
+        if bank.folder is None:
+            raise BankError("the bank was made with another model; give the images themselves")
+        bank = bank.folder
+    if isinstance(bank, Tensor):
+        return Bank.of_images(bank, encoder)
+    if loaded is None:
+        raise BankError("a bank of files needs a loaded model (classlens.load), which knows its preprocessing")
+    if isinstance(bank, str | os.PathLike):
+        if is_bank(bank):
+            return _same_head(Bank.open(bank, loaded), encoder)
+        return bank_of_folder(bank, loaded, encoder, _reported())
+    if not len(bank):
+        raise BankError("the bank is empty; give at least one other picture")
+    return Bank.of_images(torch.stack([loaded.preprocess(source) for source in bank]), encoder)
+
+
+def _same_head(bank: Bank, encoder: Encoder) -> Bank:
+    if bank.head != encoder.head.name:
+        raise BankError(f"the bank holds what the head {bank.head!r} reads, not {encoder.head.name!r}; make one of it")
+    return bank
+
+
+def _reported() -> Any:
+    """Progress of a bank that is made on the way, told to whoever listens (`methods.progress.reporting`)."""
+    ticks: list[Any] = []
+
+    def report(what: str, done: int, total: int) -> None:
+        if not ticks:
+            ticks.append(ticker(total, what))
+        elif done:
+            ticks[0]()
+
+    return report
+
+
+def _check(mode: str, reading: str) -> None:
+    if mode not in MODES:
+        raise ClasslensError(f"mode {mode!r} is not known; there are {', '.join(MODES)}")
+    if reading not in READINGS:
+        raise ClasslensError(f"reading {reading!r} is not known; there are {', '.join(READINGS)}")
+
+
+def _shown(bank: Bank, row: int, loaded: LoadedModel | None) -> Tensor | None:
+    try:
+        return core._pictures(bank.picture(row)[None], loaded)[0]
+    except ClasslensError:  # its file is gone since the bank was made
+        return None
+
+
+# ------------------------------------------------------------------------------------------- a network in contrast
+
+
+class OtherPictures(Exception):
+    """A method runs the network on other pictures, of which nobody knows whose neighbour belongs to them."""
+
+
+class Contrasted(nn.Module):
+    """A network whose head reads L - before, and gives `after` less: both are constants, one row for each image."""
+
+    def __init__(self, encoder: Encoder, images: Tensor, before: Tensor | None, after: Tensor | None) -> None:
+        super().__init__()
+        self.network = encoder.network
+        self.training = self.network.training
+        self._head, self._images, self._before, self._after = encoder.head, images, before, after
+
+    def forward(self, images: Tensor) -> Any:
+        if len(self._images) > 1 and not torch.equal(images.detach(), self._images):
+            raise OtherPictures
+        with AtHead(self._head, self._read):
+            return self.network(images)
+
+    def _read(self, layer: Layer, latent: Tensor) -> Tensor:
+        # Subtracted, not added: the released rules for a sum would have the constant draw relevance.
+        logits = layer(latent if self._before is None else latent - self._before)
+        return logits if self._after is None else logits - self._after
+
+
+def _constants(head: Head, neighbours: Tensor, mode: str, reading: str) -> tuple[Tensor | None, Tensor | None]:
+    """What is subtracted before and after the head."""
+    signed = neighbours if mode == "difference" else -neighbours
+    if reading == "literal":
+        return signed, None
+    with torch.no_grad():
+        after = signed @ head.weight.T  # head(S) = head(L_I) - W L_N
+        if reading == "logits" and head.bias is not None:
+            after = after + (head.bias if mode == "difference" else -head.bias)
+    return None, after
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of some images, whatever they are set against."""
+
+    encoder: Encoder
+    loaded: LoadedModel | None
+    images: Tensor
+    targets: Targets
+    method: str
+    options: dict[str, Any]
+
+    def about(self, found: Neighbours, mode: str, reading: str) -> Explanation:
+        """The explanation in one mode: of all images at once, or, where a method cannot, one by one."""
+        neighbours = found.latents.to(self.encoder.head.weight)
+        try:
+            return self._ask(slice(None), neighbours, mode, reading)
+        except OtherPictures:
+            rows = range(len(self.images))
+            return _joined([self._ask(slice(i, i + 1), neighbours, mode, reading) for i in rows])
+
+    def _ask(self, rows: slice, neighbours: Tensor, mode: str, reading: str) -> Explanation:
+        images, targets, network = self.images[rows], self._targets(rows), self.encoder.network
+        if self.encoder.head.name == NO_HEAD:
+            targets = self._along(images, neighbours[rows], mode)
+        elif mode != "none":
+            network = Contrasted(
+                self.encoder, images, *_constants(self.encoder.head, neighbours[rows], mode, reading)
+            )  # fmt: skip
+        asked: nn.Module | LoadedModel = network
+        if self.loaded is not None:
+            labels = None if self.encoder.head.name == NO_HEAD else self.loaded.labels
+            asked = replace(self.loaded, model=network, labels=labels)
+        found = core.explain(asked, images, targets, self.method, output=self.encoder.output, **self.options)
+        return replace(found, model=self.loaded.name if self.loaded else type(unwrap(self.encoder.model)).__name__)
+
+    def _targets(self, rows: slice) -> Targets:
+        """Those of some images, where each has its own."""
+        given = self.targets
+        if isinstance(given, str) and given == PREDICTED and self.encoder.head.name != NO_HEAD:
+            return self.encoder.logits(self.images[rows]).argmax(1)
+        if isinstance(given, Tensor | list | tuple) and len(given) == len(self.images) > 1:
+            return given[rows]
+        return given
+
+    def _along(self, images: Tensor, neighbours: Tensor, mode: str) -> list[list[Scalar]]:
+        """For a network without a head: a number made of each image's latent."""
+        if not (self.targets is None or (isinstance(self.targets, str) and self.targets == COSINE)):
+            raise TargetError("a network without a head has no classes; leave targets out, or give 'cosine'")
+        if self.targets is not None:
+            return [[_cosine(neighbour)] for neighbour in neighbours]
+        own = self.encoder.latents(images).to(neighbours)
+        sign = {"difference": -1.0, "sum": 1.0, "none": 0.0}[mode]
+        return [[_length_along(direction)] for direction in own + sign * neighbours]
+
+
+def _length_along(direction: Tensor) -> Scalar:
+    unit = direction / direction.norm()
+
+    def length_along(latent: Tensor) -> Tensor:
+        return torch.dot(latent, unit)
+
+    return length_along
+
+
+def _cosine(neighbour: Tensor) -> Scalar:
+    def cosine(latent: Tensor) -> Tensor:
+        return torch.dot(latent / latent.norm(), neighbour / neighbour.norm())
+
+    return cosine
+
+
+def _joined(parts: Sequence[Explanation]) -> Explanation:
+    """Explanations of single images as one of all."""
+    first = parts[0]
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in ("maps", "targets", "logits", "pictures")
+    }
+    reports = [part.report for part in parts]
+    balance = {
+        name: torch.cat([getattr(report, name) for report in reports])
+        for name in ("conservation", "started", "arrived", "absorbed")
+    }
+    notes = tuple(dict.fromkeys(note for report in reports for note in report.notes))
+    report = Report(**balance, ops=first.report.ops, seconds=sum(r.seconds for r in reports), notes=notes)
+    return replace(first, **joined, report=report, trace=())

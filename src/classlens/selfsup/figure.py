@@ -1,0 +1,59 @@
+"""The picture of a contrast: image, neighbour, map without and with the neighbour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from classlens.images import to_image
+from classlens.render import RGB, _draw, _foot, _head, _legend, _panels, overlay, probability_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from classlens.explanation import Explanation
+    from classlens.selfsup.contrast import Contrast
+
+_PANEL = 2.3  # inches
+_SIZE = 8  # points of a heading: a class and its probability fit above a panel
+_WITH = {"difference": "differs", "sum": "shared", "none": "alone"}
+
+
+def figure(contrast: Contrast) -> Figure:
+    """A row for each image, and in it the map of its first target.
+
+    >>> figure(explain(model, images, bank)).savefig("neighbours.png")
+    """
+    maps: list[tuple[str, Explanation]] = [(_WITH[contrast.mode], contrast)]
+    if contrast.without is not None:
+        maps.insert(0, (_WITH["none"], contrast.without))
+    rows, _, height, width = contrast.maps.shape
+    fig, axes = _panels(rows, 2 + len(maps), height / width, panel=_PANEL)
+    for row, (photo, neighbour, *rest) in enumerate(axes):
+        _draw(photo, _pixels(contrast.pictures[row]))
+        _head(photo, "image", size=_SIZE)
+        _neighbour(neighbour, contrast, row)
+        for panel, (words, found) in zip(rest, maps, strict=True):
+            _draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
+            name = f"{words}: {found.label(int(found.targets[row, 0]))}"
+            _head(panel, name, probability_text(found.probability(row, 0)), size=_SIZE)
+    about = (contrast.method, contrast.model, f"{contrast.metric} distance")
+    _foot(fig, about, _legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
+    return fig
+
+
+def _neighbour(panel: Axes, contrast: Contrast, row: int) -> None:
+    picture = contrast.neighbour_pictures[row]
+    _head(panel, "nearest neighbour", f"{float(contrast.distances[row]):.3g}", size=_SIZE)
+    if picture is not None:
+        _draw(panel, _pixels(picture))
+        return
+    panel.set_axis_off()
+    panel.text(0.5, 0.5, "its file is gone", ha="center", va="center", fontsize=8, color="#666666")
+
+
+def _pixels(picture: Tensor) -> RGB:
+    return np.asarray(to_image(picture))

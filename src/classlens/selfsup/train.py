@@ -1,0 +1,429 @@
+"""Train a small network without labels, and leave it as a folder that `load` reads.
+
+>>> trained = train_selfsup(Choices("rotnet", data=("data/voc",)), "runs/rotnet")
+>>> trained.history[-1].scores["rotation_accuracy"]
+0.61
+>>> classlens.load("runs/rotnet").labels
+('upright', 'turned left', 'upside down', 'turned right')
+
+Order, views and draws of an epoch depend on the seed and the epoch alone, and everything else that an epoch needs is in
+one file that is replaced whole after each: a run that was killed ends with the same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Generator
+
+from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
+from classlens.models.heads import Head
+from classlens.render import write_png, write_text
+from classlens.selfsup.collection import Store, find_pictures, read_pictures
+from classlens.selfsup.networks import NETWORKS, SmallNetwork, TwoParts
+from classlens.selfsup.tasks import Clusters, Contrast, Options, Rotations, SelfLabels, Task
+from classlens.selfsup.views import TURNS
+from classlens.training.data import Progress, order, pieces
+from classlens.training.loop import SCHEDULES, STATE, Machine, Recipe, TrainingError, check_identity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_REDRAW = 20.0  # seconds between drawings of the curves while it trains
+MakeTask = Callable[[TwoParts, Store, SmallNetwork, Options], Task]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a recipe: one task, for so many epochs."""
+
+    name: str
+    task: MakeTask
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 1e-5
+
+
+@dataclass(frozen=True)
+class SelfSupervised:
+    """A recipe: its phases one after the other, on a network."""
+
+    about: str
+    network: str
+    phases: tuple[Phase, ...]
+    clusters: int | None = None  # outputs of the head; None: the four rotations
+    score: str = "purity"  # what the figure shows
+
+
+RECIPES: dict[str, SelfSupervised] = {
+    "rotnet": SelfSupervised(
+        "which of four ways a picture was turned",
+        "alexnet-96",
+        (Phase("rotations", Rotations, 30, 32, 1e-3, 1e-4),),
+        score="rotation_accuracy",
+    ),
+    "sela": SelfSupervised(
+        "labels of its own, balanced by Sinkhorn-Knopp",
+        "resnet-32",
+        (Phase("self-labels", SelfLabels, 30, 128, 1e-3),),
+        clusters=64,
+    ),
+    "scan": SelfSupervised(
+        "contrast of views, then clusters of nearest neighbours",
+        "resnet-32",
+        (Phase("contrast", Contrast, 30, 128, 1e-3), Phase("clusters", Clusters, 10, 128, 1e-4)),
+        clusters=10,
+    ),
+}
+"""Every recipe of `classlens selfsup train`."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What to train, on what. None takes the recipe's own number."""
+
+    recipe: str
+    data: tuple[str, ...]
+    network: str | None = None
+    clusters: int | None = None
+    epochs: tuple[int, ...] | None = None  # one for each phase
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    limit: int | None = None  # training pictures at most
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one epoch gave."""
+
+    epoch: int  # of all phases
+    phase: str
+    learning_rate: float
+    loss: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out."""
+
+    folder: Path
+    history: tuple[Row, ...]
+    skipped: tuple[str, ...]
+
+
+def train_selfsup(
+    choices: Choices,
+    out: str | os.PathLike[str],
+    progress: Progress = lambda what, done, total: None,
+) -> Trained:
+    """Train, or go on with a training that was stopped; the same choices must be given.
+
+    The folder holds card.json and model.safetensors (the last whole epoch), metrics.csv, metrics.png, state.pt and the
+    pictures as the training reads them.
+    """
+    recipe = _chosen(choices)
+    network = NETWORKS[recipe.network]
+    folder = Path(out)
+    if (folder / CARD).exists() and not (folder / STATE).exists():
+        raise TrainingError(f"{folder} holds a model that was not trained here: give another --out")
+    found = find_pictures(choices.data, choices.seed, choices.limit)
+    identity = _identity(choices, recipe, found.name, found.hash)
+    saved = _read_state(folder / STATE, identity, choices.device)
+    store = read_pictures(found, network.room, folder, progress)
+    _check_enough(store, recipe)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(choices.seed)
+        net = network.build(recipe.clusters or len(TURNS)).to(choices.device)
+    history = [Row(**row) for row in saved.get("history", [])]
+
+    draw = _Pause(_REDRAW)
+
+    def on_epoch(rows: list[Row]) -> None:
+        write_weights(folder / WEIGHTS, net)
+        write_text(folder / CARD, _card(choices, recipe, network, net, store, rows, identity))
+        write_text(folder / "metrics.csv", _table(rows))
+        if draw.is_due() or len(rows) == sum(phase.epochs for phase in recipe.phases):
+            write_png(folder / "metrics.png", metrics_figure(rows, recipe.score))
+
+    options = Options(clusters=net.head.out_features)
+    run = _Run(folder / STATE, identity, saved, history, on_epoch, progress)
+    for number, phase in enumerate(recipe.phases):
+        if number >= saved.get("phase", 0):  # the outcome of an earlier one is in the state of the later one
+            _fit(_make(phase, net, store, network, options, choices), phase, number, choices.seed, run)
+    return Trained(folder, tuple(history), store.skipped)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the phases of a training share."""
+
+    file: Path  # of the state
+    identity: Mapping[str, Any]
+    saved: Mapping[str, Any]  # the state it goes on from; empty at the beginning
+    history: list[Row]  # grows
+    on_epoch: Callable[[list[Row]], None]
+    progress: Progress
+
+
+class _Pause:
+    """Says that something is due again when some seconds have passed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._last = seconds, time.monotonic()
+
+    def is_due(self) -> bool:
+        due = time.monotonic() - self._last >= self._seconds
+        if due:
+            self._last = time.monotonic()
+        return due
+
+
+def _make(phase: Phase, net: TwoParts, store: Store, network: SmallNetwork, options: Options, choices: Choices) -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(choices.seed + 1)
+        return phase.task(net, store, network, options).to(choices.device)
+
+
+def _fit(task: Task, phase: Phase, number: int, seed: int, run: _Run) -> None:
+    """Train one phase, from where it was."""
+    machine = Machine.of(task, Recipe(phase.epochs, phase.batch_size, phase.learning_rate, phase.weight_decay))
+    saved = run.saved if run.saved.get("phase") == number else {}
+    if saved:
+        task.load_state_dict(saved["task"])
+        machine.optimiser.load_state_dict(saved["optimiser"])
+        machine.scaler.load_state_dict(saved["scaler"])
+    else:
+        task.prepare()
+    for epoch in range(saved.get("epoch", 0), phase.epochs):
+        rate = phase.learning_rate * SCHEDULES["cosine"](epoch, phase.epochs)
+        what = f"{phase.name}, epoch {epoch + 1} of {phase.epochs}{_so_far(run.history)}"
+        loss = _epoch(machine, task, phase, (seed, number, epoch), rate, functools.partial(run.progress, what))
+        task.eval()
+        with torch.no_grad():
+            scores = task.scores()
+        run.history.append(Row(len(run.history), phase.name, rate, loss, scores))
+        run.on_epoch(run.history)
+        state = {"identity": dict(run.identity), "phase": number, "epoch": epoch + 1, "task": task.state_dict()}
+        state |= {"history": [asdict(row) for row in run.history]}
+        state |= {"optimiser": machine.optimiser.state_dict(), "scaler": machine.scaler.state_dict()}
+        _write_state(run.file, state)
+
+
+def _epoch(
+    machine: Machine,
+    task: Task,
+    phase: Phase,
+    draw: tuple[int, int, int],
+    rate: float,
+    say: Callable[[int, int], None],
+) -> float:
+    """One pass over the pictures; gives the mean loss."""
+    seed = int(np.random.SeedSequence(draw).generate_state(1)[0])
+    task.begin(draw[-1])
+    task.train()
+    # A last batch that is not full is left out: contrast and entropy mean something else in a small one.
+    count = len(task.store.train)
+    batches = pieces(order(count, seed, 0)[: count - count % phase.batch_size], phase.batch_size)
+    total = 0.0
+    for step, positions in enumerate(batches):
+        generator = Generator().manual_seed(int(np.random.SeedSequence([*draw, step]).generate_state(1)[0]))
+        loss = task.loss(positions, generator)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {float(loss.detach())}; give a smaller --learning-rate")
+        machine.step(loss, rate)
+        total += float(loss.detach())
+        say(step + 1, len(batches))
+    return total / len(batches)
+
+
+def _so_far(history: Sequence[Row]) -> str:
+    """What the last epoch reached, for the progress bar."""
+    if not history:
+        return ""
+    shown = {name: value for name, value in history[-1].scores.items() if "accuracy" in name or name == "purity"}
+    return "".join(f", {name.replace('_', ' ')} {100 * value:.1f} %" for name, value in shown.items())
+
+
+# ------------------------------------------------------------------------------------------------------- choices
+
+
+def _chosen(choices: Choices) -> SelfSupervised:
+    """The recipe with the user's numbers."""
+    if choices.recipe not in RECIPES:
+        raise TrainingError(f"there is no recipe {choices.recipe!r}; there are {', '.join(RECIPES)}")
+    recipe = RECIPES[choices.recipe]
+    name = choices.network or recipe.network
+    if name not in NETWORKS:
+        raise TrainingError(f"there is no network {name!r} to train; there are {', '.join(NETWORKS)}")
+    if choices.clusters is not None and (recipe.clusters is None or choices.clusters < 2):
+        raise TrainingError("clusters are for sela and scan, and there must be at least 2")
+    epochs = choices.epochs or tuple(phase.epochs for phase in recipe.phases)
+    if len(epochs) != len(recipe.phases) or min(epochs) < 1:
+        names = " and ".join(phase.name for phase in recipe.phases)
+        raise TrainingError(f"{choices.recipe} wants a number of epochs for {names}, not {epochs}")
+    if choices.batch_size is not None and choices.batch_size < 2:
+        raise TrainingError("a batch needs at least 2 pictures")
+    if choices.learning_rate is not None and not choices.learning_rate > 0:
+        raise TrainingError("the learning rate must be above 0")
+    phases = tuple(
+        replace(
+            phase,
+            epochs=count,
+            batch_size=choices.batch_size or phase.batch_size,
+            learning_rate=choices.learning_rate or phase.learning_rate,
+        )
+        for phase, count in zip(recipe.phases, epochs, strict=True)
+    )
+    return replace(recipe, network=name, clusters=choices.clusters or recipe.clusters, phases=phases)
+
+
+def _check_enough(store: Store, recipe: SelfSupervised) -> None:
+    need = max(*(phase.batch_size for phase in recipe.phases), recipe.clusters or 0)
+    if len(store.train) < need:
+        raise TrainingError(
+            f"{len(store.train)} pictures are too few for a batch of {need} (or as many clusters): give more pictures, "
+            "a smaller --batch-size or fewer --clusters"
+        )
+
+
+def _identity(choices: Choices, recipe: SelfSupervised, data: str, data_hash: str) -> dict[str, Any]:
+    """What decides the outcome, and must be the same when a training goes on."""
+    phases = [{key: value for key, value in vars(phase).items() if key != "task"} for phase in recipe.phases]
+    return {
+        "recipe": choices.recipe, "network": recipe.network, "clusters": recipe.clusters, "phases": phases,
+        "seed": choices.seed, "data": data, "data_hash": data_hash,
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def _write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace the file whole: a kill leaves the old one or the new one."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with part.open("wb") as stream:
+            torch.save(dict(state), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read_state(path: Path, identity: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What the last whole epoch left; empty before the first."""
+    if not path.is_file():
+        return {}
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        old = state["identity"]
+    except Exception as error:  # whatever a foreign or broken file gives
+        raise TrainingError(f"{path} is no state of a training: give another --out, or remove it") from error
+    check_identity(old, identity, path.parent)
+    return state
+
+
+def _card(
+    choices: Choices,
+    recipe: SelfSupervised,
+    network: SmallNetwork,
+    net: TwoParts,
+    store: Store,
+    history: Sequence[Row],
+    identity: Mapping[str, Any],
+) -> str:
+    outputs = net.head.out_features
+    labels = TURNS if recipe.clusters is None else tuple(f"cluster {k}" for k in range(outputs))
+    epochs = sum(phase.epochs for phase in recipe.phases)
+    return card_text(
+        architecture=network.architecture,
+        preprocess=network.preprocess,
+        labels=labels,
+        head=Head("head", (net.head.in_features, outputs)),
+        training=dict(identity)
+        | {"pictures": {"train": len(store.train), "val": len(store.val)}, "skipped": len(store.skipped)}
+        | {"epochs": {"done": len(history), "of": epochs}, "last": asdict(history[-1])}
+        | {"classlens": version("classlens")},
+        about=f"trained without labels: {choices.recipe}, {recipe.about}",
+    )
+
+
+def _table(history: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(name for row in history for name in row.scores))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["epoch", "phase", "learning_rate", "loss", *names])
+    for row in history:
+        scores = [row.scores.get(name, "") for name in names]
+        writer.writerow([row.epoch + 1, row.phase, row.learning_rate, row.loss, *scores])
+    return buffer.getvalue()
+
+
+def metrics_figure(history: Sequence[Row], score: str) -> Figure:
+    """Loss of each phase, and what was measured on held-out pictures, by epoch."""
+    from matplotlib.figure import Figure
+
+    phases = list(dict.fromkeys(row.phase for row in history))
+    fig = Figure(figsize=(4 * (len(phases) + 1), 3.2), layout="constrained")
+    *losses, scores = fig.subplots(1, len(phases) + 1)
+    for axes, phase in zip(losses, phases, strict=True):
+        rows = [row for row in history if row.phase == phase]
+        _line(axes, rows, [row.loss for row in rows], "#888888", "training")
+        if all("val_loss" in row.scores for row in rows):
+            _line(axes, rows, [row.scores["val_loss"] for row in rows], "#1f6fe0", "held out")
+            axes.legend(frameon=False, fontsize=9)
+        axes.set_title(f"loss of {phase}", loc="left", fontsize=10)
+    _draw_scores(scores, history, score)
+    for axes in (*losses, scores):
+        axes.set_xlabel("epoch", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return fig
+
+
+_CHANCE: dict[str, Callable[[Row], float]] = {
+    "rotation_accuracy": lambda row: 1 / len(TURNS),
+    "purity": lambda row: row.scores["purity_by_chance"],
+}
+
+
+def _draw_scores(axes: Any, history: Sequence[Row], score: str) -> None:
+    """The recipe's score, that of an earlier phase beside it, and what chance gives."""
+    shown = {"neighbour_accuracy": "#009e73", score: "#e4202c"}
+    drawn = [name for name in shown if any(name in row.scores for row in history)]
+    for name in drawn:
+        rows = [row for row in history if name in row.scores]
+        _line(axes, rows, [100 * row.scores[name] for row in rows], shown[name], name.replace("_", " "))
+        if name in _CHANCE:
+            axes.plot(
+                [row.epoch + 1 for row in rows], [100 * _CHANCE[name](row) for row in rows], "--", color="#888888",
+                label="chance",
+            )  # fmt: skip
+    axes.set_title("on held-out pictures, %", loc="left", fontsize=10)
+    if drawn:
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no labels to measure with", ha="center", transform=axes.transAxes, color="#666666")
+
+
+def _line(axes: Any, rows: Sequence[Row], values: Sequence[float], colour: str, label: str) -> None:
+    marker = "o" if len(rows) == 1 else None
+    axes.plot([row.epoch + 1 for row in rows], values, color=colour, marker=marker, label=label)

@@ -1,0 +1,26 @@
+"""Small pictures, and a network that sorts them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+if str(HERE) not in sys.path:  # for `squares`, and for load("squares:net")
+    sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """images/ and masks/, nine pictures."""
+    from squares import draw
+
+    return draw(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture(scope="session")
+def pictures(masked: Path) -> Path:
+    return masked / "images"
