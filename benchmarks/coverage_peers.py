@@ -3,7 +3,7 @@
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl      # goes on where it was
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl --table
 
-Networks get random weights, BatchNorm scales and *no biases*: then nothing but the input contributes to a logit, and
+Networks get random weights, BatchNorm scales and *no biases* (class tokens and position embeddings are such): then nothing but the input contributes to a logit, and
 the relevance of all pixels must add up to it. "conserved": within 1 %. A network runs in a process of its own, and
 each library gets a copy of it, as a user would call it: captum with its default rules, zennit with EpsilonPlus and the
 canonizer that it offers for the architecture (merging BatchNorm where there is none).
@@ -43,7 +43,7 @@ def network(name: str) -> tuple[Any, Any]:
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.running_mean.zero_()
             for key, weight in module.named_parameters(recurse=False):
-                if "bias" in key:
+                if any(word in key for word in ("bias", "token", "pos_embed")):  # all that is added to the image's own
                     weight.zero_()
     return model, images
 

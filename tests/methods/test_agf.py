@@ -257,3 +257,66 @@ def test_a_network_of_one_output_is_explained(name: str) -> None:
     found = classlens.explain(model, torch.rand(2, 3, 16, 16), 0, name)
     assert torch.isfinite(found.maps).all()
     assert (found.maps.abs().amax((2, 3)) > 0).all()
+
+
+# ------------------------------------------------------------------------------------------------- on patch grids
+
+
+class Patches(nn.Module):
+    """A transformer block on 16-pixel patches with a class token; `windows` cuts the images up along the batch."""
+
+    def __init__(self, windows: bool = False) -> None:
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 8, 16, 16), nn.Parameter(torch.randn(1, 1, 8))
+        self.norm, self.up, self.down, self.head = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 4)
+        self.windows = windows
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).mT
+        with_class = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1)
+        tokens = tokens.reshape(-1, 8, 8) if self.windows else with_class
+        tokens = tokens + self.down(torch.relu(self.up(self.norm(tokens))))
+        return self.head(tokens.reshape(len(x), -1, 8).mean(1))
+
+
+def test_factorisation_reads_a_patch_grid() -> None:
+    torch.manual_seed(0)
+    model, x = Patches().eval(), torch.randn(2, 3, 64, 64)
+    whole = classlens.explain(model, x, [[0, 1], [2, 3]], "agf")
+    alone = classlens.explain(model, x, [[0, 1], [2, 3]], "agf", without=("M", "Fx", "Fdx"))
+    assert not any("relevance stream alone" in note for note in whole.report.notes)
+    assert whole.report.conservation.max() < 1e-5
+    assert (whole.maps - alone.maps).norm() > 1e-3 * alone.maps.norm()
+    single = classlens.explain(model, x[1:], [2, 3], "agf").maps
+    assert torch.allclose(single, whole.maps[1:], rtol=1e-4, atol=1e-6 * float(single.abs().max()))
+
+
+def test_residual_on_tokens_is_the_one_on_a_feature_map() -> None:
+    """A linear layer on tokens is a 1x1 convolution: the same terms, by another way of writing the network."""
+
+    class Written(nn.Module):
+        def __init__(self, tokens: bool) -> None:
+            super().__init__()
+            self.embed, self.mix, self.head = nn.Conv2d(3, 6, 16, 16), nn.Conv2d(6, 5, 1), nn.Linear(5, 3)
+            self.tokens = tokens
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.embed(x))
+            if self.tokens:
+                mixed = torch.nn.functional.linear(x.flatten(2).mT, self.mix.weight.flatten(1), self.mix.bias)
+                return self.head(torch.relu(mixed).mean(1))
+            return self.head(torch.relu(self.mix(x)).mean((2, 3)))
+
+    torch.manual_seed(0)
+    as_features = Written(tokens=False).eval()
+    as_patches = Written(tokens=True).eval()
+    as_patches.load_state_dict(as_features.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    ours, theirs = (classlens.explain(m, x, [[0, 1], [1, 2]], "agf").maps for m in (as_patches, as_features))
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6 * float(theirs.abs().max()))
+
+
+def test_windows_are_no_patch_grid() -> None:
+    torch.manual_seed(0)
+    found = classlens.explain(Patches(windows=True).eval(), torch.randn(2, 3, 64, 64), 0, "agf")
+    assert any("relevance stream alone" in note for note in found.report.notes)

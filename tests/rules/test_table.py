@@ -185,3 +185,21 @@ def test_patches_that_overlap_share_the_places_they_meet_in() -> None:
     x = torch.tensor([[[5.0, -3.0], [1.0, 7.0]]])  # (1, places in a patch, patches)
     found = back(overlapping, x, torch.tensor([[[[2.0, 8.0, 3.0]]]]))
     assert torch.allclose(found, torch.tensor([[[2.0, 6.0], [2.0, 3.0]]]))
+
+
+def test_an_input_that_is_all_but_off_does_not_blow_up() -> None:
+    """SiLU leaves 1e-37 of a large negative unit; divided by its share of nothing, relevance would be infinite."""
+
+    class Nearly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2, bias=False)
+            self.head.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1e-3]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 1e6 * self.head(torch.nn.functional.silu(x).flatten(1))
+
+    for method in ("lrp", "agf"):
+        found = classlens.explain(Nearly().eval(), torch.tensor([[[[-90.0, -88.0]]]]), [[0, 1]], method)
+        assert torch.isfinite(found.maps).all()
+        assert (found.report.conservation < 1e-5).all()

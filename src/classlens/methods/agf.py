@@ -17,6 +17,7 @@ from torch import Tensor
 from classlens.capture import Node, Tape, Value, folded
 from classlens.errors import MethodError, TargetError
 from classlens.methods.layers import (
+    as_map,
     evidence_at_last,
     first_layers,
     gradient_values,
@@ -24,6 +25,7 @@ from classlens.methods.layers import (
     last_layers,
     meets_activation_first,
     own_gradient,
+    patch_layers,
     spatial_before_flatten,
 )
 from classlens.methods.registry import Case, LayerTrace, Result, balance, method, of_colours
@@ -107,7 +109,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     """
     tape = folded(case.tape)
     first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
-    convs = [n for n in tape.nodes if n.op == "conv2d" and n not in first and n not in last]
+    inside = [n for n in tape.nodes if n not in first and n not in last]
+    convs = [n for n in inside if n.op == "conv2d"] + patch_layers(tape, inside)
     wanted = not {"Fx", "Fdx", "M"} <= dropped
     deep = {n for n in convs if wanted and _is_deep(n, case)}
     streams = open_streams(case, tape, deep)
@@ -126,14 +129,16 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
     if wanted and not deep:
         sweep.notes.append(
-            f"no convolution reads a feature map {RESIDUAL_FROM_STRIDE} times smaller than the image, so there was "
-            "nothing to factorise: this is the relevance stream alone"
+            f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "
+            "there was nothing to factorise: this is the relevance stream alone"
         )
     return finish(streams, sweep, sweep.relevance)
 
 
 def _is_deep(node: Node, case: Case) -> bool:
-    return output_stride(node.inputs[0].shape, case.images.shape) >= RESIDUAL_FROM_STRIDE
+    shape = node.inputs[0].shape  # (B,C,H,W), or (B,tokens,C)
+    places = shape[2:] if len(shape) == 4 else shape[1:2]
+    return output_stride(places, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE
 
 
 def _at_the_image(node: Node, relevance: Tensor) -> Shares:
@@ -164,9 +169,9 @@ def _per_unit(
     """R / (|W| |x| + |b|); what of R falls to |b| is written down, `weight` times."""
     z = layer.forward(x, w)
     if layer.bias is None:
-        return divide(relevance, z, out)
+        return ledger.quotient(relevance, z, weight, out)
     size = layer.bias.abs()
-    per_unit = divide(relevance, z.add_(size), out)
+    per_unit = ledger.quotient(relevance, z.add_(size), weight, out)
     over_places = per_unit.flatten(3).sum(3) if layer.kernel else per_unit
     ledger.absorb(over_places * size.flatten(), weight)
     return per_unit
@@ -189,7 +194,8 @@ def _balanced(
     a.mul_(active)  # a unit that is off is no evidence
     streams.ledger.absorb(a, -mu)
     phi = torch.lerp(c, a, mu)
-    streams.note(node, C=c, A=a)
+    if layer.kernel:
+        streams.note(node, C=c, A=a)
     if deep:
         phi = _with_residual(node, c, phi, streams, dropped, residual)
     if _halves(node):
@@ -200,13 +206,19 @@ def _balanced(
 def _with_residual(
     node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None
 ) -> Tensor:
-    """phi + lambda q, q = F_dx + gate(C) (F_x + M)."""
+    """phi + lambda q, q = F_dx + gate(C) (F_x + M). On a patch grid a token is a place."""
+    tokens = phi.dim() == 4  # (K,B,tokens,C)
+    if tokens:
+        c, phi = as_map(c), as_map(phi)
     q = _residual(node, c, streams, terms.RELEASE, dropped, residual)
-    return terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
+    found = terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
+    return found[..., 0].mT if tokens else found
 
 
 def _halves(node: Node) -> bool:
     """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
+    if node.op != "conv2d":
+        return False
     sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
     return any(before > 1 and 2 * after <= before + 1 for before, after in sizes)
 
@@ -368,8 +380,10 @@ def _residual(
     node: Node, c: Tensor, streams: Streams, formula: terms.Formula, dropped: frozenset[str], residual: str | None
 ) -> Tensor:
     """F_dx + (F_x + M) / (1 + exp(-C)), the part of r that the factorisation and the gradient give."""
-    x = node.inputs[0].tensor
+    x, tokens = node.inputs[0].tensor, node.inputs[0].tensor.dim() == 3
     gradient = own_gradient(streams.tape, node, streams.gradients)
+    if tokens:
+        x, gradient = as_map(x), as_map(gradient)
     partition, zero = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
     f_dx = zero if "Fdx" in dropped else terms.factorised(gradient, partition, formula)
     if residual == "gradcam":
@@ -379,6 +393,7 @@ def _residual(
         m = zero if "M" in dropped else terms.interaction(x, gradient, formula.quotient)
     else:
         raise MethodError(f"residual={residual!r} is not known; there is residual=gradcam")
-    streams.note(node, F_x=f_x, F_dx=f_dx, M=m, gradient=gradient)
+    if not tokens:
+        streams.note(node, F_x=f_x, F_dx=f_dx, M=m, gradient=gradient)
     gate = 1.0 if "gate" in dropped else torch.sigmoid(c)
     return f_dx + (f_x + m) * gate

@@ -5,6 +5,7 @@ Found from the tape alone, so it holds for any architecture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -106,3 +107,28 @@ def evidence_at_last(tape: Tape, gradients: dict[Value, Tensor]) -> dict[Value, 
         share = layer.x * layer.adjoint(gradients[node.outputs[0]], layer.weight)
         found[layer.value] = found[layer.value] + share if layer.value in found else share
     return found
+
+
+# --------------------------------------------------------------------------------------------------- patch grids
+
+_EXTRA_TOKENS = 5  # at most: a class token, one for distillation, or that and four registers
+
+
+def patch_layers(tape: Tape, nodes: Iterable[Node]) -> list[Node]:
+    """The linear layers that read an image's patches, (B, tokens, C): one token for each place that a convolution gave.
+
+    Windows of patches are no such grid: there the images are cut up along the batch.
+    """
+    grids = {math.prod(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == "conv2d"}
+    images = tape.image.shape[0]
+
+    def reads_patches(node: Node) -> bool:
+        shape = node.inputs[0].shape if node.op == "linear" and len(node.inputs) == 1 else ()
+        return len(shape) == 3 and shape[0] == images and any(0 <= shape[1] - g <= _EXTRA_TOKENS for g in grids)
+
+    return [node for node in nodes if reads_patches(node)]
+
+
+def as_map(tokens: Tensor) -> Tensor:
+    """(..., tokens, C) as a feature map (..., C, tokens, 1): to the factorisation a place is a place."""
+    return tokens.mT[..., None]

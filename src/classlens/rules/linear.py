@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -317,11 +317,11 @@ def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> T
     return (x - high) * whole + (high - low) * positive_part
 
 
-def output_stride(layer_shape: torch.Size, image_shape: torch.Size) -> int:
+def output_stride(places: Sequence[int], image: Sequence[int]) -> int:
     """How much smaller than the image a feature map is, as a power of two: 1, 2, 4, 8, 16, 32.
 
-    >>> output_stride(torch.Size([1, 8, 17, 17]), torch.Size([1, 3, 260, 260]))
+    >>> output_stride((17, 17), (260, 260))
     16
     """
-    ratio = math.sqrt(math.prod(image_shape[2:]) / math.prod(layer_shape[2:]))
+    ratio = math.sqrt(math.prod(image) / math.prod(places))
     return int(2 ** max(0, round(math.log2(ratio))))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Tape, Value
 from classlens.errors import UnsupportedOp
-from classlens.rules.generic import Shares, divide
+from classlens.rules.generic import Shares
 
 # A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
 # of them with None where nothing arrived. It gives one share for each of the node's live inputs.
@@ -82,12 +82,20 @@ class Ledger:
         rows = rows.flatten(2).sum(2, dtype=torch.float64)
         return rows.unflatten(1, (self.images, -1)).sum(2) if rows.shape[1] % self.images == 0 else rows
 
-    def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
-        """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there."""
-        nothing = total == 0
-        if nothing.any():
-            self.absorb(torch.where(nothing, relevance, 0))
-        return divide(relevance, total)
+    def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
+        """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there.
+
+        What is left of an input that a smooth activation has all but switched off (1e-39) is nothing too: R / z would
+        be infinite. `weight` times that relevance is written down.
+        """
+        size = total.abs()
+        least = torch.finfo(total.dtype).tiny ** 0.5
+        per_unit = torch.div(relevance, total, out=out)
+        if size.numel() and size.amin() >= least:
+            return per_unit
+        nothing = size < least
+        self.absorb(torch.where(nothing, relevance, 0), weight)
+        return per_unit.masked_fill_(nothing, 0)
 
 
 def propagate(
