@@ -3,11 +3,11 @@
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl      # goes on where it was
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl --table
 
-Networks get random weights, BatchNorm scales and *no biases* (class tokens and position embeddings count as such): then
-nothing but the input contributes to a logit, and the relevance of all pixels must add up to it. "conserved": within 1 %.
-A network runs in a process of its own, and each library gets a copy of it, as a user would call it: captum with its
-default rules, zennit with EpsilonPlus and the canonizer that it offers for the architecture (merging BatchNorm where
-there is none).
+Networks get random weights, BatchNorm scales and *no biases* (class tokens and position embeddings count as such):
+then nothing but the input contributes to a logit, and the relevance of all pixels must add up to it; within 1 % it is
+"conserved". A network runs in a process of its own, and each library gets a copy of it, as a user would call it:
+captum with its default rules, zennit with EpsilonPlus and the canonizer that it offers for the architecture (merging
+BatchNorm where there is none).
 """
 
 from __future__ import annotations
