@@ -333,8 +333,9 @@ def serve(
     Nothing is fetched from elsewhere and no picture is kept. Ctrl-C stops it.
     """
     from classlens.app.server import serve as run
+    from classlens.models.loading import pick_device
 
-    run(model or ["efficientnet-lite0"], host, port, _pick(device))
+    run(model or ["efficientnet-lite0"], host, port, pick_device(device.value))
 
 
 @app.command()
@@ -357,18 +358,9 @@ def _targets(classes: list[str] | None, top: int | None, default: int) -> Target
 
 def _load(model: str, weights: str, device: Device) -> LoadedModel:
     import classlens
+    from classlens.models.loading import pick_device
 
-    return classlens.load(model, None if weights == "none" else weights, _pick(device))
-
-
-def _pick(device: Device) -> str:
-    if device is not Device.auto:
-        return device.value
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return classlens.load(model, None if weights == "none" else weights, pick_device(device.value))
 
 
 def _pictures(paths: Sequence[Path]) -> list[Path]:

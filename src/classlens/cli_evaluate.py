@@ -89,6 +89,7 @@ def evaluate(
     """
     from classlens.evaluate import TESTS, Settings, run
     from classlens.methods import split_names
+    from classlens.models.loading import pick_device
 
     everything = test is Test.all
     settings = Settings(
@@ -98,7 +99,7 @@ def evaluate(
         methods=tuple(split_names(methods)),
         model=model,
         weights=None if weights == "none" else weights,
-        device=_device(device),
+        device=pick_device(device),
         explain=explain,
         fills=tuple(split_names(fill)),
         threshold=threshold,
@@ -133,16 +134,6 @@ def _print(report: Report) -> None:
         console.print(f"note: {note}", markup=False, highlight=False)
     for file in report.files:
         console.print(f"-> {file}", markup=False, highlight=False)
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 class _Bar:

@@ -48,8 +48,9 @@ def report(
     """
     from classlens.model_report import report as make
     from classlens.models import load
+    from classlens.models.loading import pick_device
 
-    loaded = load(model, None if weights == "none" else weights, _device(device))
+    loaded = load(model, None if weights == "none" else weights, pick_device(device))
     with _Bar() as bar:
         made = make(
             loaded, data, out, method=method, limit=limit, seed=seed, top=top, batch_size=batch_size, progress=bar,
@@ -65,16 +66,6 @@ def _print(made: Report) -> None:
     for note in made.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     console.print(f"-> {made.path}", markup=False, highlight=False)
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 class _Bar:

@@ -9,7 +9,7 @@ torch.Size([8, 20])
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,15 +71,22 @@ def stage_outputs(model: nn.Module, images: Tensor, stages: Sequence[Stage]) -> 
     """The feature maps (B,C,h,w) of all stages from one forward."""
     found: dict[str, Tensor] = {}
 
-    def keep(name: str, output: Any) -> None:
+    def keep(name: str, _module: nn.Module, output: Any) -> None:
         found[name] = output.clone()  # a later operation may write into it
 
-    network = unwrap(model)
+    _run_watched(unwrap(model), images, [stage.name for stage in stages], keep)
+    return found
+
+
+def _run_watched(
+    network: nn.Module, images: Tensor, names: Sequence[str], keep: Callable[[str, nn.Module, Any], None]
+) -> None:
+    """One forward; `keep` sees what each named module gives. Nothing stays on the network."""
     hooks = [
-        network.get_submodule(stage.name).register_forward_hook(
-            lambda _module, _inputs, output, name=stage.name: keep(name, output)
+        network.get_submodule(name).register_forward_hook(
+            lambda module, _inputs, output, name=name: keep(name, module, output)
         )
-        for stage in stages
+        for name in names
     ]
     try:
         with torch.no_grad():
@@ -87,7 +94,6 @@ def stage_outputs(model: nn.Module, images: Tensor, stages: Sequence[Stage]) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return found
 
 
 def pooled(features: Tensor, pool: int) -> Tensor:
@@ -153,17 +159,7 @@ def _calls(model: nn.Module, images: Tensor) -> list[_Call]:
     def keep(name: str, module: nn.Module, output: Any) -> None:
         found.append(_Call(name, module, tuple(output.shape) if isinstance(output, Tensor) else ()))
 
-    hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: keep(name, module, output))
-        for name, module in network.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            network(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _run_watched(network, images, [name for name, _ in network.named_modules() if name], keep)
     return found
 
 
