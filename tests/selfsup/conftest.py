@@ -9,14 +9,14 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 
-if str(HERE) not in sys.path:  # for `sorted_squares`, and for load("sorted_squares:net")
+if str(HERE) not in sys.path:  # for `sorting`, and for load("sorting:net")
     sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture(scope="session")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """images/ and masks/, nine pictures."""
-    from sorted_squares import draw
+    from sorting import draw
 
     return draw(tmp_path_factory.mktemp("squares"))
 

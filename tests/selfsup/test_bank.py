@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sorted_squares import net, seeded
+from sorting import net, seeded
 from torch import Tensor
 
 from classlens.errors import ImageError

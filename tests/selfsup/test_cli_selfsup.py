@@ -20,11 +20,11 @@ def test_bank_explain_evaluate(
     masked: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command("bank", pictures, "--model", "sorted_squares:net", "--out", "bank") == 0
+    assert command("bank", pictures, "--model", "sorting:net", "--out", "bank") == 0
     assert "9 latents of 12 numbers, read by head\n-> bank" in capsys.readouterr().out
 
     images = (pictures / "0.png", pictures / "1.png")
-    assert command("explain", *images, "--model", "sorted_squares:net", "--bank", "bank", "--json") == 0
+    assert command("explain", *images, "--model", "sorting:net", "--bank", "bank", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert [Path(entry["files"][0]) for entry in said["images"]] == [
         Path("out/0/neighbours.png"), Path("out/1/neighbours.png")
@@ -36,7 +36,7 @@ def test_bank_explain_evaluate(
         "--data",
         masked,
         "--model",
-        "sorted_squares:net",
+        "sorting:net",
         "--bank",
         "bank",
         "--methods",
@@ -54,7 +54,7 @@ def test_a_broken_image_does_not_stop_the_others(
 ) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    arguments = ("--model", "sorted_squares:net", "--bank", pictures, "--out", tmp_path / "out", "--class", "predicted")
+    arguments = ("--model", "sorting:net", "--bank", pictures, "--out", tmp_path / "out", "--class", "predicted")
     assert command("explain", broken, pictures / "0.png", *arguments) == 2
     said = capsys.readouterr()
     assert "broken.png is not a picture" in said.err
@@ -63,7 +63,7 @@ def test_a_broken_image_does_not_stop_the_others(
 
 
 def test_errors_are_one_line(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--model", "sorted_squares:net", "--out", tmp_path / "bank")
+    arguments = ("--model", "sorting:net", "--out", tmp_path / "bank")
     assert command("bank", tmp_path / "nothing", *arguments) == 2
     assert command("bank", pictures, *arguments, "--head", "fc") == 2
     lines = capsys.readouterr().err.splitlines()
@@ -79,7 +79,5 @@ def test_two_images_of_one_name(pictures: Path, tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         shutil.copy(pictures / "0.png", tmp_path / folder / "same.png")
     images = (tmp_path / "a" / "same.png", tmp_path / "b" / "same.png")
-    assert (
-        command("explain", *images, "--model", "sorted_squares:net", "--bank", pictures, "--out", tmp_path / "out") == 0
-    )
+    assert command("explain", *images, "--model", "sorting:net", "--bank", pictures, "--out", tmp_path / "out") == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"same", "same-2"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sorted_squares import net, seeded
+from sorting import net, seeded
 from torch import Tensor, nn
 
 import classlens

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sorted_squares import net
+from sorting import net
 
 from classlens import selfsup
 from classlens.errors import ClasslensError, MethodError
@@ -30,7 +30,7 @@ def made(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(test: str, masked: Path, made: Path, **more: Any) -> Settings:
-    return Settings(test, str(masked), str(made), model="sorted_squares:net", **more)
+    return Settings(test, str(masked), str(made), model="sorting:net", **more)
 
 
 def rows(out: Path, test: str) -> dict[tuple[str, str], dict[str, Any]]:

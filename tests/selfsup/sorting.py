@@ -1,4 +1,4 @@
-"""Pictures of one coloured square on grey, with masks, and a small network that sorts them; for load("sorted_squares:net")."""
+"""Pictures of one coloured square on grey, with masks, and a small network that sorts them; for load("sorting:net")."""
 
 from __future__ import annotations
 
