@@ -65,6 +65,13 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Pictures of each data set at most: a stable choice.")
     ] = None,
+    half: Annotated[
+        str | None,
+        typer.Option(metavar="A|B", help="Half of the pictures, by their names' hash: choose on A, report on B."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="Also each other method less this one, on the same pictures.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides which pictures, and all that is drawn at random.")] = 0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Pictures at once.  [default: 4 on CPU, 32 on GPU]")
@@ -111,6 +118,8 @@ def evaluate(
         frame=frame,
         split=split,
         limit=limit,
+        half=half,
+        against=against,
         seed=seed,
         batch_size=batch_size,
         memory_limit=memory_limit,

@@ -13,6 +13,7 @@ from classlens.evaluate.datasets import (
     check_class_names,
     class_outputs,
     data_hash,
+    half_of,
     label_index,
     open_dataset,
 )
@@ -137,6 +138,17 @@ def test_a_larger_limit_only_adds(labelled: Path) -> None:
     assert len(set(more)) == 11
     assert data.select(5, seed=4) != few
     assert sorted(data.select(None, 3), key=lambda item: item.name) == list(data.items)
+
+
+def test_halves_depend_on_the_names_of_files_alone(labelled: Path) -> None:
+    data = open_dataset(labelled)
+    a, b = (set(data.select(None, 0, half)) for half in "AB")
+    assert a | b == set(data.items)
+    assert not a & b
+    assert min(len(a), len(b)) > 2
+    assert set(data.select(None, 7, "A")) == a
+    assert data.select(2, 0, "A") == data.select(None, 0, "A")[:2]
+    assert half_of("n01440764/tench.jpg") == half_of("elsewhere/tench.jpg")
 
 
 def test_the_data_hash_sees_names_and_sizes(labelled: Path, masked: Path) -> None:

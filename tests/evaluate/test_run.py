@@ -19,6 +19,7 @@ from world import make
 import classlens
 from classlens.errors import MethodError
 from classlens.evaluate import DataError, Settings, SettingsError, run
+from classlens.evaluate.datasets import half_of
 from classlens.evaluate.records import SCHEMAS, Store
 from classlens.evaluate.worker import Worker
 from classlens.methods import registry
@@ -224,6 +225,22 @@ def test_three_fills_are_three_tables(labelled: Path, tmp_path: Path) -> None:
     report = run(settings(labelled, tests=("perturbation",), fills=("black", "blur", "mean"), limit=3), tmp_path)
     assert [table.config["fill"] for table in report.tables] == ["black", "blur", "mean"]
     assert len(Store(tmp_path).read("perturbation")) == 3 * 3 * 3
+
+
+def test_methods_can_be_set_against_one_of_them(labelled: Path, masked: Path, tmp_path: Path) -> None:
+    report = run(settings(labelled, masked, tests=("segmentation",), against="random", half="B", limit=None), tmp_path)
+    table, differences = report.tables
+    assert differences.title == "Segmentation (object against background), less random"
+    assert set(differences.rows) == set(METHODS) - {"random"}
+    for method, found in differences.rows.items():
+        expected = [
+            mine.value - chance.value for mine, chance in zip(table.rows[method], table.rows["random"], strict=True)
+        ]
+        assert [value.value for value in found] == pytest.approx(expected)
+    names = set(Store(tmp_path).read("segmentation")["image"].to_pylist())
+    assert {half_of(name) for name in names} == {"B"}
+    assert "half B" in (tmp_path / "table.md").read_text()
+    assert "less random" in (tmp_path / "report.html").read_text()
 
 
 def test_what_does_not_go_together_is_said(labelled: Path, masked: Path, tmp_path: Path) -> None:

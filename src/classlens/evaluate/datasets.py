@@ -71,9 +71,14 @@ class Dataset:
     def has_labels(self) -> bool:
         return any(item.label is not None for item in self.items)
 
-    def select(self, limit: int | None, seed: int) -> tuple[Item, ...]:
-        """The first `limit` pictures in an order that only the seed decides, so a larger limit only adds some."""
-        order = sorted(self.items, key=lambda item: hashlib.sha256(f"{seed}:{item.name}".encode()).digest())
+    def select(self, limit: int | None, seed: int, half: str | None = None) -> tuple[Item, ...]:
+        """The first `limit` pictures in an order that only the seed decides, so a larger limit only adds some.
+
+        `half`: only those of half "A" or "B", which the name of a file decides, whatever the seed and the folder: what
+        was chosen on one half can be measured on the other.
+        """
+        mine = [item for item in self.items if half in (None, half_of(item.name))]
+        order = sorted(mine, key=lambda item: hashlib.sha256(f"{seed}:{item.name}".encode()).digest())
         return tuple(order[:limit])
 
     def picture(self, item: Item) -> Image.Image:
@@ -92,6 +97,11 @@ class Dataset:
         if self.classes is not None and highest > len(self.classes):
             raise ImageError(f"the mask of {item.name} holds class {highest}; the data set has {len(self.classes)}")
         return mask
+
+
+def half_of(name: str) -> str:
+    """Which half a file belongs to, "A" or "B": a bit of the hash of its name."""
+    return "AB"[hashlib.sha256(name.rsplit("/", 1)[-1].encode()).digest()[0] & 1]
 
 
 @dataclass(frozen=True)

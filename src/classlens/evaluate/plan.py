@@ -41,7 +41,7 @@ def make_plan(settings: Settings, worker: Worker) -> Plan:
         if not tests:
             notes.append(f"{dataset.name} serves none of the tests and was not used.")
             continue
-        items = dataset.select(settings.limit, settings.seed)
+        items = dataset.select(settings.limit, settings.seed, settings.half)
         _check(tests, settings, dataset, items, worker)
         multi_label = worker.multi_label(dataset)
         notes += _remarks(tests, dataset, items, worker, multi_label)

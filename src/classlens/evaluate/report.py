@@ -44,7 +44,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     skipped = _skipped(store, plan, model)
     notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
     panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in curves.panels(table, rows)]
-    built = [table for table in built if table.metrics]
+    built = _with_differences(built, results, settings)
     drawing = _png(curves.draw(panels, settings.methods))
     timing = _timing(store, model, settings.methods)
     text = _markdown(model, settings, built, notes, skipped, timing)
@@ -58,6 +58,19 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     page = _page(model, settings, built, notes, skipped, timing, drawing, shown, ops, store)
     files.append(store.write_text("report.html", page))
     return Report(model, tuple(built), notes, tuple(files))
+
+
+def _with_differences(
+    built: Sequence[Table], results: Sequence[tuple[Part, Config, Rows]], settings: Settings
+) -> list[Table]:
+    """The tables that have a column, each followed by its differences to the method that was asked for."""
+    found = []
+    for table, (_, _, rows) in zip(built, results, strict=True):
+        if table.metrics:
+            found.append(table)
+            if settings.against and len(rows[settings.against]):
+                found.append(tables.paired(table, rows, settings.against, settings.seed))
+    return found
 
 
 def collect(store: Store, plan: Plan, settings: Settings, model: str) -> list[tuple[Part, Config, Rows]]:
@@ -127,6 +140,8 @@ def _timing(store: Store, model: str, methods: Sequence[str]) -> dict[str, float
 def _about(model: str, settings: Settings) -> str:
     name, _, fingerprint = model.partition("@")
     amount = f"{settings.limit} pictures of each data set at most" if settings.limit else "all pictures"
+    if settings.half:
+        amount += f", half {settings.half}"
     return f"Model {name} ({fingerprint}), {amount}, seed {settings.seed}. In brackets: 95 % bootstrap intervals."
 
 

@@ -44,6 +44,8 @@ class Settings:
     frame: str = "model"  # the model's own crop; "whole": the whole picture squashed, as the paper does
     split: str = "val"
     limit: int | None = None
+    half: str | None = None  # "A" or "B": only pictures of this half
+    against: str | None = None  # a method: the others less this one, on the same pictures
     seed: int = 0
     batch_size: int | None = None
     memory_limit: float | None = None  # GB for the perturbed images of one forward
@@ -62,6 +64,8 @@ class Settings:
             raise MethodError("no method was given; `classlens methods` lists them")
         for text in self.methods:
             check_options(*resolve(text))
+        _one_of("--half", (self.half,) if self.half else (), ("A", "B"))
+        _one_of("--against", (self.against,) if self.against else (), self.methods)
         if self.limit is not None and self.limit < 1:
             raise SettingsError(f"--limit {self.limit} leaves nothing; give a whole number from 1")
 

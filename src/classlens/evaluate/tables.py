@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -51,6 +51,17 @@ def build(data: str, config: Config, rows: Mapping[str, pa.Table], seed: int) ->
     shown = [i for i in range(len(columns)) if any(found[method][i].n for method in found)]
     estimates = {method: tuple(values[i] for i in shown) for method, values in found.items()}
     return Table(title(config), _remark(config), data, config, tuple(columns[i] for i in shown), estimates)
+
+
+def paired(table: Table, rows: Mapping[str, pa.Table], against: str, seed: int) -> Table:
+    """The same table as differences: every other method less `against`, on the pictures that both have."""
+    differences = {
+        method: tuple(metric.difference(mine, rows[against], seed) for metric in table.metrics)
+        for method, mine in rows.items()
+        if method != against and len(mine)
+    }
+    remark = f"Each method less {against} on the same pictures. An interval without 0 in it: they differ."
+    return replace(table, title=f"{table.title}, less {against}", remark=remark, rows=differences)
 
 
 def title(config: Config) -> str:
