@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import record, unwrap
+from classlens.capture import glance, record, unwrap
 from classlens.capture.tape import Picker
 from classlens.errors import ImageError, ModelError, TargetError
 from classlens.images import check_batch
@@ -160,7 +160,7 @@ def run(
     check_options(chosen, options)
     network, batch, loaded = _prepare(model, images)
     with torch.inference_mode(False):  # a caller's inference mode would forbid what the methods do
-        tape = record(network, batch, output)
+        tape = (record if chosen.layers else glance)(network, batch, output)
         _check_logits(tape.logits, len(batch))
         classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
         if tape.logits.shape[1] == 1 and not chosen.scalars:
@@ -170,7 +170,7 @@ def run(
                 f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands "
                 f"back one logit as it is; {name_of(scalars[0])!r} makes another number of them"
             )
-        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars)
+        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, once=True)
         return case, chosen.run(case, **options)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from classlens.capture import record, unwrap
+from classlens.capture import glance, record, unwrap
 from classlens.capture.tape import pick_output
 from classlens.errors import CaptureError, ModelError
 from networks import NETWORKS, build, pictures
@@ -327,3 +327,39 @@ def test_what_is_made_again_is_what_was_overwritten() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_glance_is_the_record_without_its_nodes(name: str) -> None:
+    model, x = build(name), pictures()
+    first = glance(model, x)  # the first pass is recorded: it has to be checked
+    assert first.nodes
+    second = glance(model, x)
+    assert not second.nodes
+    assert second.ops() == first.ops()
+    assert torch.equal(second.logits, first.logits)
+    towards = torch.eye(first.logits.shape[1])[None, [1, 2]]
+    assert torch.equal(second.gradients(towards, [second.image])[second.image],
+                       first.gradients(towards, [first.image])[first.image])  # fmt: skip
+    assert glance(model, pictures(1)).nodes  # another kind of input
+
+
+def test_a_glance_sees_gradients_that_the_model_switches_off() -> None:
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.a(x).relu().mean((2, 3))
+            return self.b(x)
+
+    model, x = Off().eval(), pictures()
+    tapes = [glance(model, x) for _ in range(2)]
+    maps = [tape.gradients(torch.ones(1, 2, 5), [tape.image])[tape.image] for tape in tapes]
+    assert maps[0].any()
+    assert torch.equal(*maps)
+    model.train()
+    with pytest.raises(ModelError, match="training mode"):
+        glance(model, x)

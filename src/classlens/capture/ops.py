@@ -9,6 +9,7 @@ keyed by these names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,12 @@ _PROPERTIES = {
 _DATA_GETTER = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _GRAD_SWITCH = torch._C._set_grad_enabled
 
+# What networks ask of a tensor all the time, and what leaves nothing to write down.
+ASKS = frozenset((
+    torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.is_floating_point,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
+))  # fmt: skip
+
 # Operations that look at a tensor's shape, type or device only: what they return does not depend on its values.
 MAKES_CONSTANT = frozenset((
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "zeros_like", "ones_like", "full_like",
@@ -77,6 +84,7 @@ for _n in (1, 2, 3):
 _TORCH_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 
+@functools.lru_cache(1024)  # each call of a forward pass asks
 def canonical(func: Callable[..., Any]) -> str:
     """The one name of an operation."""
     if func in _PROPERTIES:

@@ -62,10 +62,11 @@ class Node:
     outputs: tuple[Value, ...]
     module: str  # dotted name of the module whose forward made the call
     mutates: bool = False
-    inputs: tuple[Value, ...] = field(init=False)
+    inputs: tuple[Value, ...] = ()  # the Values among the arguments; looked up where they are not given
 
     def __post_init__(self) -> None:
-        self.inputs = tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value))
+        if not self.inputs:
+            self.inputs = tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Value))
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
@@ -122,6 +123,7 @@ class Tape:
     nodes: tuple[Node, ...]
     image: Value  # the network's input
     output: Value  # the logits, picked from whatever the model returns
+    counted: dict[str, int] | None = None  # operations, where they were not written down
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
@@ -138,16 +140,20 @@ class Tape:
 
     def ops(self) -> dict[str, int]:
         """How often each operation occurs."""
+        if self.counted is not None:
+            return dict(self.counted)
         return dict(Counter(node.op for node in self.nodes))
 
-    def gradients(self, cotangents: Tensor, values: Sequence[Value]) -> dict[Value, Tensor]:
+    def gradients(self, cotangents: Tensor, values: Sequence[Value], keep: bool = True) -> dict[Value, Tensor]:
         """The K scores with gradient `cotangents` (K, *logits.shape) at the logits: their gradient at each value.
 
         One autograd backward a score gives all of them, {value: (K, *value.shape)}; no layer is run again. A value
-        the score does not depend on gets zeros. An edge gives the sum over all uses of a value.
+        the score does not depend on gets zeros. An edge gives the sum over all uses of a value. `keep=False`: nobody
+        asks again, so autograd's memory is given back on the way, which is quicker.
         """
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
-        rows = [_autograd(self.output, c, wanted) for c in cotangents] if wanted else []
+        last = len(cotangents) - 1
+        rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
         found = {
             value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
             for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
@@ -162,12 +168,12 @@ def _stacked(rows: list[Tensor]) -> Tensor:
     return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
-def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value]) -> tuple[Tensor | None, ...]:
+def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
     if output.edge is None:
         raise CaptureError("the model's output has no gradient (a part of it is detached); gradients are needed here")
     edges: Any = [value.edge for value in wanted]
     try:
-        return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=True, allow_unused=True)  # type: ignore
+        return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
@@ -185,9 +191,10 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
     model and input shape).
     """
     model = unwrap(model)
-    _check_modes(model)
-    with _as_found(model, images):
-        recorder = _Recorder(model)
+    modules = tuple(model.named_modules())  # once: walking the tree takes a millisecond
+    _check_modes(modules)
+    with _as_found(modules, images):
+        recorder = _Recorder(modules)
         leaf = images.detach().requires_grad_()
         image = leaf.clone()  # a non-leaf, so that a network may write into its input
         value = recorder.admit(image)
@@ -196,8 +203,35 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         tape = Tape(_prune(recorder.nodes, recorder.values[id(logits)]), value, recorder.values[id(logits)])
-        _verify(model, images, output, tape.logits)
+        _verify(model, images, output, tape, recorder.switched)
     return tape
+
+
+def glance(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+    """Like `record`, without the nodes: the image and the logits, for methods that ask for nothing else.
+
+    The first pass of a model with such images is recorded and checked; later ones are spared the writing.
+    """
+    model = unwrap(model)
+    known = _recorded(model).get(_kind(images, output))
+    if known is None:
+        return record(model, images, output)
+    counted, switched = known
+    modules = tuple(model.named_modules())
+    _check_modes(modules)
+    with _as_found(modules, images), GradientsStayOn() if switched else contextlib.nullcontext():
+        image = images.detach().requires_grad_().clone()
+        logits = pick_output(_call(model, image), output)
+    return Tape((), _value(image), _value(logits), counted)
+
+
+class GradientsStayOn(TorchFunctionMode):
+    """Passes over `torch.no_grad()` inside a network, as the record does."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if ops.is_grad_switch(func) else func(*args, **(kwargs or {}))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -266,21 +300,21 @@ def _call(model: nn.Module, images: Tensor) -> Any:
         ) from error
 
 
-def _check_modes(model: nn.Module) -> None:
-    training = [name for name, module in model.named_modules() if module.training]
+def _check_modes(modules: Sequence[tuple[str, nn.Module]]) -> None:
+    training = [name for name, module in modules if module.training]
     if training:
         which = "the model is" if "" in training else f"part of the model ({training[0]}) is"
         raise ModelError(f"{which} in training mode, where its answer is not repeatable; call model.eval() first")
-    if any(p.is_inference() for p in model.parameters()):
+    if any(p is not None and p.is_inference() for _, module in modules for p in module._parameters.values()):
         raise ModelError("the model's weights were made in inference mode and have no gradients; load them outside it")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for _, module in modules):
         raise CaptureError("a scripted model hides its operations; explain the nn.Module it was made from")
 
 
 @contextlib.contextmanager
-def _as_found(model: nn.Module, images: Tensor) -> Iterator[None]:
+def _as_found(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -> Iterator[None]:
     """Gradients on whatever the caller's mode, compiled parts run as written, random state put back."""
-    compiled = any(_is_compiled(m) or m._compiled_call_impl is not None for m in model.modules())
+    compiled = any(_is_compiled(m) or m._compiled_call_impl is not None for _, m in modules)
     devices = [images.device] if images.is_cuda else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -291,28 +325,42 @@ def _as_found(model: nn.Module, images: Tensor) -> Iterator[None]:
         yield
 
 
-_verified: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
+# What was recorded and checked: for each kind of input the operations of its forward pass, and whether that switches
+# gradients off (a mode that keeps them on costs as much as the rest of a glance).
+_Known = dict[Any, tuple[dict[str, int], bool]]
+_verified: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 _verified_lock = threading.Lock()
 
 
-def _verify(model: nn.Module, images: Tensor, output: Picker, recorded: Tensor) -> None:
-    """Compare with a plain forward, once for each model and kind of input."""
-    key = (images.shape, images.dtype, images.device, output)
+def _recorded(model: nn.Module) -> _Known:
     with _verified_lock:
-        if key in _verified.setdefault(model, set()):
-            return
+        return _verified.setdefault(model, {})
+
+
+def _kind(images: Tensor, output: Picker) -> Any:
+    return images.shape, images.dtype, images.device, output
+
+
+def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switched: bool) -> None:
+    """Compare with a plain forward, once for each model and kind of input."""
+    done, key, recorded = _recorded(model), _kind(images, output), tape.logits
+    if key in done:
+        return
     for grad in (False, True):  # some fused kernels serve only one of the two
         with torch.set_grad_enabled(grad):
             plain = pick_output(_call(model, images.detach().clone()), output)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
-            with _verified_lock:
-                _verified[model].add(key)
+            done[key] = tape.ops(), switched
             return
     distance = (plain - recorded).abs().max().item()
     raise CaptureError(
         f"two forward passes of the model differ by {distance:.1e}: it is random or keeps state between calls, "
         "so one pass cannot be explained; switch its randomness off"
     )
+
+
+def _value(tensor: Tensor) -> Value:
+    return Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
 
 
 def _prune(nodes: list[Node], output: Value) -> tuple[Node, ...]:
@@ -328,7 +376,7 @@ def _prune(nodes: list[Node], output: Value) -> tuple[Node, ...]:
 class _Recorder(TorchFunctionMode):
     """Sees each operation of a forward pass and writes a Node for those that depend on the image."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
@@ -336,12 +384,13 @@ class _Recorder(TorchFunctionMode):
         self.by_storage: dict[int, list[Tensor]] = {}
         self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
-        self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+        self.names: dict[int, str] = {id(module): name for name, module in modules}
         self.image_node: Any = None
+        self.switched = False  # the network tried to switch gradients off
 
     def admit(self, tensor: Tensor) -> Value:
         """Note a live tensor as it is now."""
-        value = Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
+        value = _value(tensor)
         if self.image_node is None and value.edge is not None:
             self.image_node = value.edge.node
         if id(tensor) not in self.values:
@@ -354,13 +403,13 @@ class _Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in ops.ASKS:
+            return func(*args, **kwargs)
         if ops.is_grad_switch(func):
+            self.switched = True
             return None
-        tensors = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        live = any(id(t) in self.values for t in tensors)
-        if not live:
-            for t in tensors:
-                self._reject_unseen(t)
+        frozen, inputs = self._freeze((args, kwargs))
+        if not inputs:
             return self._constant(func(*args, **kwargs))
         name: str = getattr(func, "__name__", "")
         if name in ops.LEAVES_TORCH:
@@ -371,15 +420,14 @@ class _Recorder(TorchFunctionMode):
         if name in ops.MAKES_CONSTANT:
             return self._constant(func(*args, **kwargs))
         if ops.is_mutating(func, args, kwargs):
-            return self._mutation(func, args, kwargs)
+            return self._mutation(func, args, kwargs, frozen)
         if isinstance(kwargs.get("out"), Tensor):
             raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be followed")
-        frozen = self._freeze((args, kwargs))
         result = func(*args, **kwargs)
         made = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
         # A call that hands back one of its arguments (contiguous, to, eval-mode dropout) did nothing.
         if made and not all(id(t) in self.values for t in made):
-            self._write(func, frozen, [self.admit(t) for t in made])
+            self._write(func, frozen, [self.admit(t) for t in made], inputs)
         return result
 
     def _constant(self, result: Any) -> Any:
@@ -390,16 +438,17 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _write(
-        self, func: Callable[..., Any], frozen: Any, outputs: Sequence[Value], op: str = "", mutates: bool = False
-    ) -> Node:
+        self, func: Callable[..., Any], frozen: Any, outputs: Sequence[Value], inputs: Sequence[Value] = (),
+        mutates: bool = False,
+    ) -> None:  # fmt: skip
         args, kwargs = frozen
-        node = Node(op or ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates)
+        node = Node(ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
-        return node
 
-    def _freeze(self, call: Any) -> Any:
-        """The call with each live tensor replaced by its Value."""
+    def _freeze(self, call: Any) -> tuple[Any, list[Value]]:
+        """The call with each live tensor replaced by its Value, and these Values."""
+        found: list[Value] = []
 
         def freeze(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -410,11 +459,14 @@ class _Recorder(TorchFunctionMode):
                 return leaf
             if value.edge is None and leaf.requires_grad:  # made inside a custom autograd function, wired up after it
                 value.edge = get_gradient_edge(leaf)
+            found.append(value)
             return value
 
-        return _map(call, freeze)
+        return _map(call, freeze), found
 
-    def _mutation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _mutation(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frozen: tuple[Any, Any]
+    ) -> Any:
         """An operation that overwrites its first argument, and with it everything that shares its memory."""
         target: Tensor = args[0] if args else kwargs["input"]
         aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
@@ -425,7 +477,6 @@ class _Recorder(TorchFunctionMode):
         before = self._now(target)
         base = target._base if target._is_view() else None
         base_before = None if base is None else self._now(base)
-        frozen = self._freeze((args, kwargs))
         if not isinstance(before, Value):  # a constant buffer becomes live
             frozen = _map(frozen, lambda leaf: before if leaf is target else leaf)
 
@@ -442,12 +493,10 @@ class _Recorder(TorchFunctionMode):
         if base is not None:
             self._refresh_base(target, base, base_before)
         owner = target if base is None else base
-        region = _region(target)
-        for t in aliases:
-            if t is not target and t is not base and _overlaps(t, region):
-                geometry = (t.size(), t.stride(), t.storage_offset() - owner.storage_offset())
-                frozen = ((self.values[id(owner)], *geometry), {})
-                self._write(torch.as_strided, frozen, [self.admit(t)])
+        for t in _overlapping([t for t in aliases if t is not target and t is not base], target):
+            geometry = (t.size(), t.stride(), t.storage_offset() - owner.storage_offset())
+            frozen = ((self.values[id(owner)], *geometry), {})
+            self._write(torch.as_strided, frozen, [self.admit(t)])
         return result
 
     def _keep(self, value: Value) -> None:
@@ -507,15 +556,17 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _region(tensor: Tensor) -> Tensor:
-    """Which elements of its storage a tensor covers."""
-    covered = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
-    covered.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).fill_(True)
-    return covered
+def _overlapping(tensors: Sequence[Tensor], target: Tensor) -> list[Tensor]:
+    """Those of some tensors on one storage that share an element with `target`."""
+    if not tensors:  # nearly always, and the rest costs as much memory as the storage has
+        return []
+    covered = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
 
+    def cover(tensor: Tensor) -> Tensor:
+        return covered.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
-def _overlaps(tensor: Tensor, region: Tensor) -> bool:
-    return bool(region.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).any())
+    cover(target).fill_(True)
+    return [tensor for tensor in tensors if cover(tensor).any()]
 
 
 # Each operation's arguments are searched several times, and most of them are such: asking for the type is quickest.

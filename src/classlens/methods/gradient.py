@@ -53,24 +53,27 @@ def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) 
 
 @method(
     "gradient", family="gradients", summary="how strongly the logit reacts to each pixel",
-    class_specific=True, signed=False, conserves=False, scalars=True,
+    class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
     paper="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, 2013",
 )  # fmt: skip
 def gradient(case: Case) -> Result:
     """max over colours of |dy/dx|, as in the paper's Sec. 3.1."""
-    image = case.tape.image
-    return Result(case.tape.gradients(case.directions(), [image])[image].abs().amax(2).transpose(0, 1))
+    return Result(_at_image(case).abs().amax(2).transpose(0, 1))
 
 
 @method(
     "gradient-x-input", family="gradients", summary="gradient times pixel value",
-    class_specific=True, signed=True, conserves=False, scalars=True,
+    class_specific=True, signed=True, conserves=False, scalars=True, layers=False,
     paper="Shrikumar et al.: Not Just a Black Box, 2016",
 )  # fmt: skip
 def gradient_x_input(case: Case) -> Result:
     """sum over colours of x dy/dx."""
+    return of_colours(_at_image(case) * case.tape.image.tensor)
+
+
+def _at_image(case: Case) -> Tensor:
     image = case.tape.image
-    return of_colours(case.tape.gradients(case.directions(), [image])[image] * image.tensor)
+    return case.tape.gradients(case.directions(), [image], keep=not case.once)[image]
 
 
 # ----------------------------------------------------------------------------------------------------- along a path
@@ -78,7 +81,7 @@ def gradient_x_input(case: Case) -> Result:
 
 @method(
     "integrated-gradients", family="gradients", summary="gradients on the way from a baseline, times the way",
-    class_specific=True, signed=True, conserves=False, scalars=True,
+    class_specific=True, signed=True, conserves=False, scalars=True, layers=False,
     paper="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, ICML 2017",
 )  # fmt: skip
 def integrated_gradients(
@@ -130,7 +133,7 @@ def _on_the_path(case: Case, start: Tensor, steps: int) -> Tensor:
 
 @method(
     "gradient-shap", family="gradients", summary="gradients between the image and random baselines, times the way",
-    class_specific=True, signed=True, conserves=False, scalars=True,
+    class_specific=True, signed=True, conserves=False, scalars=True, layers=False,
     paper="Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, NeurIPS 2017",
 )  # fmt: skip
 def gradient_shap(
@@ -167,7 +170,7 @@ def gradient_shap(
 
 @method(
     "smoothgrad", family="gradients", summary="mean gradient over noisy copies of the image",
-    class_specific=True, signed=False, conserves=False, scalars=True,
+    class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
     paper="Smilkov et al.: SmoothGrad: removing noise by adding noise, 2017",
 )  # fmt: skip
 def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0, variant: str = "default") -> Result:

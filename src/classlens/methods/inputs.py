@@ -8,33 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from classlens.capture import ops
-from classlens.capture.tape import pick_output
+from classlens.capture.tape import GradientsStayOn, pick_output
 from classlens.errors import MethodError
 from classlens.methods.registry import Case
 
 Baseline = str | float | Tensor
 
 
-class _GradientsStayOn(TorchFunctionMode):
-    """Passes over `torch.no_grad()` inside a network, as the tape does, so that both see the same gradients."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return None if ops.is_grad_switch(func) else func(*args, **(kwargs or {}))
-
-
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller has them on."""
-    with _GradientsStayOn():
+    with GradientsStayOn():
         return pick_output(case.model(points.clone()), case.output)  # some networks write into their input
 
 

@@ -36,6 +36,7 @@ class Case:
     output: Picker = None
     trace: bool = False
     scalars: tuple[Scalar, ...] = ()  # numbers made of the logits; only for methods that take them
+    once: bool = False  # the tape serves this one method, which may use it up
 
     def scores(self, logits: Tensor, of_class: OfClass = picked) -> Tensor:
         """(B,K): what is explained, at these logits (B,classes) of the images or of other inputs in their place."""
@@ -119,6 +120,7 @@ class Method:
     paper: str
     options: tuple[str, ...] = field(default=())
     scalars: bool = False  # also explains numbers that a callable makes of the logits
+    layers: bool = True  # looks inside the network; else image and logits are enough
 
 
 METHODS: dict[str, Method] = {}
@@ -126,16 +128,19 @@ METHODS: dict[str, Method] = {}
 
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
-    scalars: bool = False,
+    scalars: bool = False, layers: bool = True,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Put a function (Case, **options) -> Result into the registry.
 
-    With `scalars` it must ask the Case for `scores` and `directions` alone, and use no class index.
+    With `scalars` it must ask the Case for `scores` and `directions` alone, and use no class index. With `layers=False`
+    it must use nothing of the tape but image, logits and gradients at the image: the nodes may be missing.
     """
 
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
-        METHODS[name] = Method(name, run, family, summary, class_specific, signed, conserves, paper, options, scalars)
+        METHODS[name] = Method(
+            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers
+        )
         return run
 
     return add
