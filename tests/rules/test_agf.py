@@ -50,6 +50,28 @@ def test_highlighting_is_equation_7() -> None:
             assert np.isclose(ours[b, k], reference.highlighted(logits[b].numpy(), int(targets[b, k])))
 
 
+def test_below_zero_logits_are_counted_from_the_smallest() -> None:
+    logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
+    ours = agf.highlighted_from_lowest(logits, targets)
+    for b in range(4):
+        for k in range(6):
+            y = logits[b].numpy()
+            expected = reference.highlighted(y - y.min() if y[k] < 0 else y, k)
+            assert np.isclose(ours[b, k], expected)
+
+
+def test_other_classes_count_against_a_class_that_is_not_found() -> None:
+    """Below zero, Eq. 7 as published lets what speaks for less likely classes count *for* the class."""
+    logits = torch.tensor([[-2.0, 5.0, -3.0, -4.0, -5.0, -9.0]], dtype=torch.float64, requires_grad=True)
+
+    def of_less_likely(score: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(score.sum(), logits)[0][0, 2:5]
+
+    target = torch.tensor([[0]])
+    assert (of_less_likely(agf.highlighted(logits, target)) > 0).all()
+    assert (of_less_likely(agf.highlighted_from_lowest(logits, target)) < 0).all()
+
+
 def test_interaction_by_hand() -> None:
     x = torch.tensor([[[[1.0, 2.0]], [[3.0, -1.0]]]])  # (1,2,1,2)
     g = torch.tensor([[[[[1.0, -1.0]], [[1.0, 4.0]]]]])  # products 1+3 = 4 and -2-4 = -6

@@ -18,9 +18,10 @@ from classlens.capture import Node, Tape, Value, folded
 from classlens.errors import MethodError, TargetError
 from classlens.methods.layers import (
     as_map,
-    evidence_at_last,
+    evidence_at,
     first_layers,
     gradient_values,
+    head_layers,
     is_spatial_conv,
     last_layers,
     meets_activation_first,
@@ -43,7 +44,7 @@ from classlens.rules.linear import (
 )
 from classlens.rules.linear import only as only_input
 from classlens.rules.propagate import Ledger, Rule, Sweep, propagate, rule_for
-from classlens.targets import picked
+from classlens.targets import OfClass, picked
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
 TERMS = ("A", "Fx", "Fdx", "M", "gate")
@@ -64,19 +65,18 @@ class Streams:
             self.trace.setdefault(node, {}).update(values)
 
 
-def open_streams(case: Case, tape: Tape, full: Iterable[Node]) -> Streams:
-    """Eq. 7 and the gradient stream: one backward pass a class gives the gradient at every layer."""
+def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], score: OfClass) -> Streams:
+    """Eq. 7, evidence at the inputs of `top`, and the gradient stream: one backward pass a class serves every layer."""
     logits = tape.logits.detach().requires_grad_()
     alone = logits.shape[1] == 1  # no other class to be compared with: the logit itself is the score
     if not alone and (logits == logits[:, :1]).all(1).any():
         row = int((logits == logits[:, :1]).all(1).nonzero()[0])
         raise TargetError(f"the logits of image {row} are all equal: the model finds no class, so there is no evidence")
     with torch.enable_grad():
-        scores = case.scores(logits, picked if alone else terms.highlighted)  # of a callable, the number that it gives
+        scores = case.scores(logits, picked if alone else score)  # of a callable, the number that it gives
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
-    last = [node.outputs[0] for node in last_layers(tape)]
-    gradients = tape.gradients(cotangents, [*last, *gradient_values(tape, full)])
-    start = evidence_at_last(tape, gradients)
+    gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]))
+    start = evidence_at(tape, top, gradients)
     return Streams(tape, gradients, start, {} if case.trace else None, Ledger(len(case.images)))
 
 
@@ -108,12 +108,12 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     to lambda times P's magnitude before it is added.
     """
     tape = folded(case.tape)
-    first, last, dropped = first_layers(tape), last_layers(tape), _dropped(without, only)
-    inside = [n for n in tape.nodes if n not in first and n not in last]
+    first, head, dropped = first_layers(tape), head_layers(tape), _dropped(without, only)
+    inside = [n for n in tape.nodes if n not in first and n not in head]
     convs = [n for n in inside if n.op == "conv2d"] + patch_layers(tape, inside)
     wanted = not {"Fx", "Fdx", "M"} <= dropped
     deep = {n for n in convs if wanted and _is_deep(n, case)}
-    streams = open_streams(case, tape, deep)
+    streams = open_streams(case, tape, head, deep, terms.highlighted_from_lowest)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
     balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
     with_bias = functools.partial(_with_bias, streams=streams)
@@ -279,7 +279,7 @@ def _published(
         node: shape for node in tape.nodes
         if node.op == "linear" and (shape := spatial_before_flatten(tape, linear_map(node).value))
     }  # fmt: skip
-    streams = open_streams(case, tape, [*full, *flattened])
+    streams = open_streams(case, tape, last_layers(tape), [*full, *flattened], terms.highlighted)
     special: dict[Node, Rule] = {node: functools.partial(_boxed, formula=formula) for node in boxes}
     for node in full:
         special[node] = functools.partial(_full, streams=streams, formula=formula, dropped=dropped, residual=residual)

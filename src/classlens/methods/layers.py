@@ -35,6 +35,36 @@ def last_layers(tape: Tape) -> list[Node]:
     return found
 
 
+def head_layers(tape: Tape) -> list[Node]:
+    """Where a network's head begins: the last weight layers, or the first of the dense layers that lead to them.
+
+    VGG, AlexNet and MobileNetV3 end with several dense layers. Only a chain is followed: at a branch, and at a value
+    that still has places, the head has begun.
+    """
+    nodes = last_layers(tape)
+    while len(nodes) == 1 and (before := _dense_before(tape, nodes[0])):
+        nodes = [before]
+    return nodes
+
+
+def _dense_before(tape: Tape, node: Node) -> Node | None:
+    """The weight layer whose output, with nothing but element-wise steps between, is what `node` reads."""
+    value = linear_map(node).value
+    while _places(value) == 1 and len(tape.consumers[value]) == 1 and value in tape.producer:
+        node = tape.producer[value]
+        if node.op in LINEAR_OPS:
+            return node if _places(linear_map(node).value) == 1 else None
+        if len(node.inputs) != 1:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _places(value: Value) -> int:
+    """How many places of the image a value tells apart: 1 for (B,C) and (B,C,1,1)."""
+    return math.prod(value.shape[2:])
+
+
 def first_layers(tape: Tape) -> set[Node]:
     """The weight layers that read the image itself, perhaps padded, sliced or rescaled on the way."""
     found, todo = set(), [tape.image]
@@ -96,15 +126,15 @@ def gradient_values(tape: Tape, nodes: Iterable[Node]) -> list[Value]:
     return [value if len(tape.consumers[value]) == 1 else output for value, output in pairs]
 
 
-def evidence_at_last(tape: Tape, gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:
-    """Phi^(1) = x * gradient at the input of the last weight layers: {value: (K, *shape)}.
+def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:
+    """Phi^(1) = x * gradient at the inputs of layers: {value: (K, *shape)}.
 
-    The gradient is the one through that layer (W^T g), so an input that is used elsewhere too is not counted twice.
+    The gradient is the one through that layer, so an input that is used elsewhere too is not counted twice.
     """
     found: dict[Value, Tensor] = {}
-    for node in last_layers(tape):
+    for node in nodes:
         layer = linear_map(node)
-        share = layer.x * layer.adjoint(gradients[node.outputs[0]], layer.weight)
+        share = layer.x * own_gradient(tape, node, gradients)
         found[layer.value] = found[layer.value] + share if layer.value in found else share
     return found
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from classlens.capture import Node, Value, folded
-from classlens.methods.layers import evidence_at_last, first_layers, last_layers
+from classlens.methods.layers import evidence_at, first_layers, gradient_values, last_layers
 from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
 from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
 from classlens.rules.linear import (
@@ -285,9 +285,10 @@ def excitation_bp(case: Case) -> Result:
 def contrastive_excitation_bp(case: Case) -> Result:
     """The two walks differ in their first step only, so one sweep from there carries the difference."""
     tape = case.tape
-    gradients = tape.gradients(case.directions(), [node.outputs[0] for node in last_layers(tape)])
+    last = last_layers(tape)
+    gradients = tape.gradients(case.directions(), gradient_values(tape, last))
     start: dict[Value, Tensor] = {}
-    for value, evidence in evidence_at_last(tape, gradients).items():
+    for value, evidence in evidence_at(tape, last, gradients).items():
         axes = tuple(range(2, evidence.dim()))
         for_it, against = evidence.clamp(min=0), (-evidence).clamp(min=0)
         start[value] = divide(for_it, for_it.sum(axes, keepdim=True)) - divide(against, against.sum(axes, keepdim=True))

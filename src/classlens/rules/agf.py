@@ -45,10 +45,26 @@ def highlighted(logits: Tensor, targets: Tensor) -> Tensor:
 
     sigma = max_i |y_i - y_t|;  yhat = softmax(y_t exp(-((y - y_t) / sigma)^2 / 2)).
     """
+    return _highlighted(logits, targets, logits.new_zeros(()))
+
+
+def highlighted_from_lowest(logits: Tensor, targets: Tensor) -> Tensor:
+    """Eq. 7 that also serves a class the network does not find.
+
+    A softmax does not see where logits are counted from; Eq. 7, which multiplies by y_t, does, and below zero its bump
+    is a dent: what speaks for other classes would count for this one. There, logits are counted from the smallest.
+    """
+    y_t, lowest = logits.gather(1, targets), logits.amin(1, keepdim=True)
+    # The least likely class of all would be counted from itself, and no gradient would be left.
+    lowest = torch.where(y_t > lowest, lowest, lowest.detach())
+    return _highlighted(logits, targets, torch.where(y_t < 0, lowest, 0)[:, :, None])
+
+
+def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
     y_t = logits.gather(1, targets)[:, :, None]  # (B,K,1)
     distance = logits[:, None, :] - y_t  # (B,K,C)
     sigma = distance.abs().amax(2, keepdim=True)
-    scores = torch.softmax(y_t * torch.exp(-0.5 * (distance / sigma) ** 2), dim=2)
+    scores = torch.softmax((y_t - origin) * torch.exp(-0.5 * (distance / sigma) ** 2), dim=2)
     return scores.gather(2, targets[:, :, None]).squeeze(2)
 
 

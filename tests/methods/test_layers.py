@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+import classlens
+from classlens.capture import record
+from classlens.methods.layers import head_layers
+from classlens.rules import agf
+from networks import build, pictures
+
+
+class Head(nn.Module):
+    """A feature map, and a head made of the given layers behind a pool."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.pool, self.head = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(self.conv(x).relu()))
+
+
+@pytest.mark.parametrize(
+    ("model", "first"),
+    [
+        (lambda: build("dense-head"), "head.0"),  # a flattened map under three linear layers
+        (lambda: build("plain"), "head.3"),
+        (lambda: Head(nn.Conv2d(4, 6, 1), nn.Hardswish(), nn.Flatten(), nn.Linear(6, 5)), "head.0"),
+        (lambda: Head(nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 5)), "head.2"),
+        (lambda: Head(nn.Flatten(), nn.Linear(4, 8), nn.Dropout(), nn.Tanh(), nn.Linear(8, 5)), "head.1"),
+    ],
+)
+def test_a_head_begins_with_its_first_dense_layer(model, first: str) -> None:
+    assert [node.module for node in head_layers(record(model().eval(), pictures()))] == [first]
+
+
+def test_a_branch_ends_the_search() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.a, self.b = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).relu().mean((2, 3))
+            return self.b(x + self.a(x).relu())
+
+    assert [node.module for node in head_layers(record(Skip().eval(), pictures()))] == ["b"]
+
+
+def test_agf_starts_with_the_gradient_through_the_whole_head() -> None:
+    """What is put in is x times the gradient at the flattened feature map, computed here by autograd alone."""
+    model, x = build("dense-head"), pictures()[:1]
+    e = classlens.explain(model, x, [[2]], "agf")
+    features = []
+    model.head[0].register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
+    score = agf.highlighted_from_lowest(model(x), torch.tensor([[2]]))
+    (gradient,) = torch.autograd.grad(score.sum(), features[-1])
+    assert e.report.started.item() == pytest.approx((features[-1] * gradient).sum().item(), rel=1e-4)
