@@ -115,8 +115,19 @@ def captum_methods(network: str, model: Any) -> dict[str, Callable[[], Any]]:
                 attr.LayerGradCam(model, layer).attribute(x, c), x.shape[2:], "bilinear"
             )
         ),
-        "lrp": lambda: each_class(lambda x, c: attr.LRP(model).attribute(x, c)),
+        "lrp": lambda: each_class(lambda x, c: attr.LRP(_with_positive_rule(model)).attribute(x, c)),
     }
+
+
+def _with_positive_rule(model: Any) -> Any:
+    """Our `lrp` is z+; captum's default would be another rule, with another price."""
+    from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.rule = Alpha1_Beta0_Rule()
+    return model
 
 
 def gradcam_methods(network: str, model: Any) -> dict[str, Callable[[], Any]]:
