@@ -158,19 +158,32 @@ def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
 
 @by_blocks
 def _absolute_with_bias(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> Tensor:
-    x, w = layer.x.abs(), layer.weight.abs()
-    return x * layer.adjoint(_per_unit(layer, relevance, x, w, ledger), w)
+    x = layer.x.abs()
+    w, b = _magnitudes(layer)
+    return x * layer.adjoint(_per_unit(layer, relevance, x, w, b, ledger), w)
+
+
+def _magnitudes(layer: LinearMap) -> tuple[Tensor, Tensor | None]:
+    """|W| and |b| up to a factor for each output, which cancels: C and A take shares of that output's relevance.
+
+    So a folded normalisation's scale is taken out of the few biases instead of being put into the many weights.
+    """
+    bias = None if layer.bias is None else layer.bias.abs()
+    if layer.scale is None or not layer.scale.all():  # scaled by 0, a unit has its bias alone
+        return layer.weight.abs(), bias
+    if bias is not None:
+        bias = bias / layer.scale.abs().reshape(bias.shape)
+    return layer.unscaled.abs(), bias
 
 
 def _per_unit(
-    layer: LinearMap, relevance: Tensor, x: Tensor, w: Tensor, ledger: Ledger, weight: float = 1.0,
-    out: Tensor | None = None,
+    layer: LinearMap, relevance: Tensor, x: Tensor, w: Tensor, size: Tensor | None, ledger: Ledger,
+    weight: float = 1.0, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """R / (|W| |x| + |b|); what of R falls to |b| is written down, `weight` times."""
     z = layer.forward(x, w)
-    if layer.bias is None:
+    if size is None:
         return ledger.quotient(relevance, z, weight, out)
-    size = layer.bias.abs()
     per_unit = ledger.quotient(relevance, z.add_(size), weight, out)
     over_places = per_unit.flatten(3).sum(3) if layer.kernel else per_unit
     ledger.absorb(over_places * size.flatten(), weight)
@@ -181,12 +194,13 @@ def _balanced(
     node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, deep: bool
 ) -> Shares:
     layer = linear_map(node)
-    x, w, classes = layer.x.abs(), layer.weight.abs(), relevance.shape[0]
+    x, classes = layer.x.abs(), relevance.shape[0]
+    w, b = _magnitudes(layer)
     active = x.sign()
     mu = 0.0 if "A" in dropped else SHARE_OF_A
     # C and A use the same |W|: one adjoint on a stacked batch.
     per_unit = relevance.new_empty(2 * classes, *relevance.shape[1:])
-    _per_unit(layer, relevance, x, w, streams.ledger, 1 - mu, per_unit[:classes])
+    _per_unit(layer, relevance, x, w, b, streams.ledger, 1 - mu, per_unit[:classes])
     divide(relevance, layer.of_ones(w), per_unit[classes:])
     both = layer.adjoint(per_unit, w)
     c, a = both[:classes].mul_(x), both[classes:]
