@@ -602,11 +602,13 @@ def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
         return tree
     if kind in _WHOLE:
         return change(tree)
+    if kind is tuple:  # nearly all calls have one of tensors and numbers, and a function call for each item adds up
+        return tuple([item if type(item) in _ATOMS else _map(item, change) for item in tree])
     if isinstance(tree, tuple | list):
         items = [_map(item, change) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        return kind(*items) if hasattr(tree, "_fields") else kind(items)
     if isinstance(tree, dict):
-        return {key: _map(item, change) for key, item in tree.items()}
+        return {key: _map(item, change) for key, item in tree.items()} if tree else tree
     if isinstance(tree, slice):
         return slice(*(_map(item, change) for item in (tree.start, tree.stop, tree.step)))
     return change(tree)
