@@ -25,7 +25,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) >= 4
+    assert len(NOTEBOOKS) >= 5
 
 
 @each

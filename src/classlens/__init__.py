@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from classlens import selfsup
     from classlens.comparison import Comparison, compare
     from classlens.errors import ClasslensError
     from classlens.explanation import Explanation, Report, explain
@@ -25,6 +26,7 @@ _HOMES = {
     "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
     "load": "models", "above": "targets", "top": "targets",
 }  # fmt: skip
+_MODULES = ("selfsup",)
 
 __all__ = [
     "METHODS",
@@ -37,11 +39,14 @@ __all__ = [
     "compare",
     "explain",
     "load",
+    "selfsup",
     "top",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"classlens.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'classlens' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"classlens.{_HOMES[name]}"), name)

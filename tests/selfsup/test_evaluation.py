@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sorting import net
 
 from classlens import selfsup
@@ -19,7 +20,9 @@ from classlens.evaluate.datasets import DataError, open_dataset
 from classlens.evaluate.records import Store
 from classlens.evaluate.worker import framed_mask
 from classlens.selfsup import evaluation
+from classlens.selfsup.bank import BankError
 from classlens.selfsup.evaluation import Settings, run
+from classlens.selfsup.planted import place, plant
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +128,43 @@ def test_paired_differences_are_those_of_the_same_pictures(masked: Path, made: P
     assert alone.paired == ""
 
 
+def test_planted_scores_the_map_on_what_was_planted(masked: Path, pictures: Path, tmp_path: Path) -> None:
+    asked = Settings("planted", str(pictures), model="sorting:net", methods=("lrp",), modes=("difference", "none"))
+    outcome = run(asked, tmp_path / "run")
+    found = rows(tmp_path / "run", "segmentation")
+    assert len(found) == 9 * 2
+    assert outcome.table.title == "What was planted"
+    dataset = open_dataset(pictures)
+    for item in dataset.items[:2]:
+        random = place(0, item.name)
+        others = [other for other in dataset.items if other.name != item.name]
+        other = others[random.integers(len(others))]
+        plain, from_other = (net().preprocess(path.image) for path in (item, other))
+        image, mask = plant(plain, from_other, random)
+        e = selfsup.explain(net(), image[None], plain[None], "lrp", both=False)
+        expected = segmentation.foreground_scores(e.maps[0, 0].numpy(), mask, signed=True)
+        assert found["lrp, difference", item.name]["ap_soft"] == pytest.approx(expected.ap_soft, abs=1e-3)
+
+
+def test_planting_changes_the_disc_alone() -> None:
+    image, other = torch.zeros(3, 40, 60), torch.ones(3, 20, 30)
+    planted, mask = plant(image, other, place(0, "a.png"))
+    assert torch.equal(planted[0], torch.from_numpy(mask).float())
+    assert mask.sum() == pytest.approx(np.pi * (0.2 * 40) ** 2, rel=0.05)  # the whole disc fits
+    assert not np.array_equal(mask, plant(image, other, place(0, "b.png"))[1])
+    assert not np.array_equal(mask, plant(image, other, place(1, "a.png"))[1])
+    assert np.array_equal(mask, plant(image, other, place(0, "a.png"))[1])
+
+
+def test_nothing_to_see_of_what_was_planted_is_told(tmp_path: Path) -> None:
+    """Pictures of one colour: a disc of another one is no difference."""
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (32, 32), "grey").save(tmp_path / name)
+    outcome = run(Settings("planted", str(tmp_path), model="sorting:net", methods=("lrp",)), tmp_path / "run")
+    assert len(outcome.notes) == 2 * 3
+    assert "no other picture" in outcome.notes[0]
+
+
 def test_a_broken_picture_is_told(masked: Path, made: Path, tmp_path: Path) -> None:
     shutil.copytree(masked, tmp_path / "data")
     (tmp_path / "data" / "images" / "3.png").write_bytes(b"no picture")
@@ -144,5 +184,9 @@ def test_what_does_not_go_together(masked: Path, pictures: Path, made: Path, tmp
     for wrong in ({"modes": ("other",)}, {"reading": "x"}, {"metric": "x"}, {"fill": "x"}, {"explain": "x"}):
         with pytest.raises(ClasslensError, match="is not known; there are"):
             settings("segmentation", masked, made, **wrong)
+    with pytest.raises(BankError, match="segmentation needs a bank"):
+        Settings("segmentation", str(masked))
+    with pytest.raises(BankError, match="planted needs no bank"):
+        settings("planted", masked, made)
     with pytest.raises(MethodError, match="at least one"):
         settings("segmentation", masked, made, modes=())

@@ -26,11 +26,16 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
         >>> read_weights("model.safetensors").keys()
     """
+    return unwrap(read_file(path), path)
+
+
+def read_file(path: str | os.PathLike[str]) -> Any:
+    """All that is in a weight file, wrappers and what lies beside the tensors too."""
     file = Path(path)
     if not file.is_file():
         raise ModelError(f"there is no weight file {file}: check the path")
     try:
-        content = load_file(file) if file.suffix == ".safetensors" else _torch_load(file)
+        return load_file(file) if file.suffix == ".safetensors" else _torch_load(file)
     except UnpicklingError as error:
         raise ModelError(
             f"{file} holds pickled objects, which could run code, and is refused: "
@@ -38,7 +43,6 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a broken file surfaces as whatever its reader stumbles over
         raise ModelError(f"{file} is corrupt or no weight file ({reason(error)})") from error
-    return _unwrap(content, file)
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -65,13 +69,14 @@ def _torch_load(file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _unwrap(content: Any, file: Path) -> dict[str, Tensor]:
+def unwrap(content: Any, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors in a file's content."""
     while isinstance(content, Mapping):
         if content and all(isinstance(value, Tensor) for value in content.values()):
             return dict(content)
         inner = (content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping))
         content = next(inner, None)
-    raise ModelError(f"{file} holds no state dict: save model.state_dict(), plain or under 'state_dict'")
+    raise ModelError(f"{os.fspath(path)} holds no state dict: save model.state_dict(), plain or under 'state_dict'")
 
 
 def _without_prefix(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

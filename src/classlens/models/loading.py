@@ -27,7 +27,12 @@ from classlens.models.sources import EMBEDDED, LIBRARIES, Architecture, ModelInf
 
 DEFAULT = "efficientnet-lite0"
 
-MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.items()}
+SHIPPED: dict[str, ModelInfo] = {
+    "rotnet-96": ModelInfo("a small RotNet, trained without labels: which way is up?", 96),
+}
+"""Networks whose cards lie in this package's own data."""
+
+MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.items()} | SHIPPED
 """The networks that need no download, for `classlens models`."""
 
 KINDS: dict[str, ModelInfo] = {
@@ -42,6 +47,7 @@ KINDS: dict[str, ModelInfo] = {
 }
 """The other kinds of name that `load` takes."""
 
+_DATA = Path(__file__).parent.parent / "data"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -67,7 +73,7 @@ def _is_path(name: str | os.PathLike[str]) -> bool:
     """Whether a name means a card; what is no other kind of name and exists as a file or a folder does."""
     if not isinstance(name, str):
         return True
-    if name in EMBEDDED or name.partition(":")[0] in LIBRARIES:
+    if name in MODELS or name.partition(":")[0] in LIBRARIES:
         return False
     return name.endswith(".json") or "/" in name or os.sep in name or os.path.exists(name)
 
@@ -76,12 +82,14 @@ def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel
     library, _, rest = name.partition(":")
     if name in EMBEDDED:
         return _from_architecture(name, embedded(name), weights)
+    if name in SHIPPED:
+        return _from_card(str(_DATA / name), weights)
     if library in LIBRARIES:
         return _from_architecture(name, LIBRARIES[library](rest), weights)
     if _FUNCTION.fullmatch(name):
         return _from_function(name, weights)
     raise ModelError(
-        f"there is no model {name!r}{nearest(name, EMBEDDED)}; known are {', '.join(EMBEDDED)} and, by kind, "
+        f"there is no model {name!r}{nearest(name, MODELS)}; known are {', '.join(MODELS)} and, by kind, "
         f"{', '.join(KINDS)} (such as torchvision:resnet50)"
     )
 

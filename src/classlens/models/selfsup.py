@@ -7,8 +7,9 @@
 | `scan` | SCAN's ResNet-50, `backbone.` and `cluster_head.N.` | clusters of a head |
 | `moco`, `simclr`, `dino`, `swav` | a ResNet-50, its projection left out | latents (2048), no classes |
 
-Of several heads the first is taken; `selfsup:sela:3` takes the fourth. What the network looks like (width, batch
-normalisation, Sobel filters, number of clusters) is read off the file's own shapes.
+Of several heads the one is taken that the file calls its best (SCAN's do, under `head`), else the first;
+`selfsup:sela:3` takes the fourth. What the network looks like (width, batch normalisation, Sobel filters, number of
+clusters) is read off the file's own shapes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.nn import functional as F
 from classlens.errors import ModelError
 from classlens.models._text import nearest
 from classlens.models._torchvision import import_torchvision
-from classlens.models.checkpoint import _fill, read_weights
+from classlens.models.checkpoint import _fill, read_file, unwrap
 
 State = dict[str, Tensor]
 
@@ -261,25 +262,32 @@ FAMILIES: dict[str, Family] = {
 """Every family by name."""
 
 
-def family(name: str) -> tuple[Family, int]:
-    """A family and which of its heads: `family("sela:3")`."""
+def family(name: str) -> tuple[Family, int | None]:
+    """A family and which of its heads, if that is said: `family("sela:3")`."""
     word, colon, number = name.partition(":")
     if word not in FAMILIES:
         raise ModelError(f"there is no selfsup:{word}{nearest(word, FAMILIES)}; there are {', '.join(FAMILIES)}")
     if colon and not number.isdigit():
         raise ModelError(f"selfsup:{name}: which head is a number from 0, as in selfsup:{word}:3")
-    return FAMILIES[word], int(number or 0)
+    return FAMILIES[word], int(number) if number else None
 
 
 def read(name: str, path: str | os.PathLike[str]) -> nn.Module:
     """The network in a published file."""
     chosen, head = family(name)
-    state = read_weights(path)
+    content = read_file(path)
+    state = unwrap(content, path)
     while state and all(key.startswith("module.") for key in state):
         state = _without(state, "module.")
     try:
-        network, weights = chosen.read(state, head)
+        network, weights = chosen.read(state, _best_head(content) if head is None else head)
     except ModelError as error:
         raise ModelError(f"{os.fspath(path)} is not read as selfsup:{name}: {error}") from error
     _fill(network, weights, path)
     return network
+
+
+def _best_head(content: Any) -> int:
+    """The head that a file names as its best, as SCAN's do; else the first."""
+    best = content.get("head")
+    return best if isinstance(best, int) else 0

@@ -109,8 +109,8 @@ def explain(
     of the time.
 
     `head`: None finds the last linear layer; a name says which module it is. "none" is for a backbone whose output is
-    its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), or, with
-    `targets="cosine"`, its cosine with the neighbour's.
+    its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), whatever the
+    reading, or, with `targets="cosine"`, its cosine with the neighbour's.
     """
     _check(mode, reading)
     network, batch, loaded = core._prepare(model, images)
@@ -123,7 +123,7 @@ def explain(
     found = opened.nearest(encoder.latents(batch), hashes_of(batch), metric)
     ask = _Question(encoder, loaded, batch, targets, method, {"trace": trace, **options})
     contrasted = ask.about(found, mode, reading)
-    without = ask.about(found, "none", reading) if both and mode != "none" else None
+    without = ask.about(found, "none", reading) if both and mode != "none" and not ask.alike else None
     shown = [_shown(opened, int(row), loaded) for row in found.indices]
     return Contrast(
         **{f.name: getattr(contrasted, f.name) for f in fields(contrasted)},
@@ -243,6 +243,11 @@ class _Question:
     method: str
     options: dict[str, Any]
 
+    @property
+    def alike(self) -> bool:
+        """Whether the likeness to the neighbour is asked for, of a network without a head."""
+        return self.encoder.head.name == NO_HEAD and isinstance(self.targets, str) and self.targets == COSINE
+
     def about(self, found: Neighbours, mode: str, reading: str) -> Explanation:
         """The explanation in one mode: of all images at once, or, where a method cannot, one by one."""
         neighbours = found.latents.to(self.encoder.head.weight)
@@ -278,9 +283,9 @@ class _Question:
 
     def _along(self, images: Tensor, neighbours: Tensor, mode: str) -> list[list[Scalar]]:
         """For a network without a head: a number made of each image's latent."""
-        if not (self.targets is None or (isinstance(self.targets, str) and self.targets == COSINE)):
+        if not (self.targets is None or self.alike):
             raise TargetError("a network without a head has no classes; leave targets out, or give 'cosine'")
-        if self.targets is not None:
+        if self.alike:
             return [[_cosine(neighbour)] for neighbour in neighbours]
         own = self.encoder.latents(images).to(neighbours)
         sign = {"difference": -1.0, "sum": 1.0, "none": 0.0}[mode]
@@ -290,10 +295,10 @@ class _Question:
 def _length_along(direction: Tensor) -> Scalar:
     unit = direction / direction.norm()
 
-    def length_along(latent: Tensor) -> Tensor:
-        return torch.dot(latent, unit)
+    def latent(found: Tensor) -> Tensor:  # figures and reports call a target by its function's name
+        return torch.dot(found, unit)
 
-    return length_along
+    return latent
 
 
 def _cosine(neighbour: Tensor) -> Scalar:

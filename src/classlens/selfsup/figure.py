@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PANEL = 2.3  # inches
 _SIZE = 8  # points of a heading: a class and its probability fit above a panel
 _WITH = {"difference": "differs", "sum": "shared", "none": "alone"}
+_ALIKE = {"cosine": "alike"}  # asks for the neighbour whatever the mode
 
 
 def figure(contrast: Contrast) -> Figure:
@@ -38,8 +39,8 @@ def figure(contrast: Contrast) -> Figure:
         _neighbour(neighbour, contrast, row)
         for panel, (words, found) in zip(rest, maps, strict=True):
             _draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
-            name = f"{words}: {found.label(int(found.targets[row, 0]))}"
-            _head(panel, name, probability_text(found.probability(row, 0)), size=_SIZE)
+            name = found.label(int(found.targets[row, 0]))
+            _head(panel, f"{_ALIKE.get(name, words)}: {name}", probability_text(found.probability(row, 0)), size=_SIZE)
     about = (contrast.method, contrast.model, f"{contrast.metric} distance")
     _foot(fig, about, _legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
     return fig

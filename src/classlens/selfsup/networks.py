@@ -32,7 +32,7 @@ class TwoParts(nn.Module):
 
 
 def alexnet96() -> TwoParts:
-    """Five convolutions as in AlexNet, narrower, with batch normalisation, for 96 px; 2.0 MB of weights."""
+    """Five convolutions as in AlexNet, narrower, with batch normalisation, for 96 px; 1.0 MB of weights."""
     body = OrderedDict(
         conv1=_conv(3, 24, kernel=5, stride=2),  # 48 px
         pool1=nn.MaxPool2d(2),
@@ -48,7 +48,7 @@ def alexnet96() -> TwoParts:
 
 
 def resnet32() -> TwoParts:
-    """Three residual blocks for 32 px, the last feature map 8x8; 2.3 MB of weights."""
+    """Three residual blocks for 32 px, the last feature map 8x8; 1.2 MB of weights."""
     body = OrderedDict(
         stem=_conv(3, 16),
         layer1=Block(16, 32, stride=2),  # 16 px
