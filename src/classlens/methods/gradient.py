@@ -7,6 +7,7 @@ the global random states of torch and numpy, and the noise an image meets there 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -43,8 +44,10 @@ def complete(shares: Tensor, difference: Tensor) -> Result:
 def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) -> Tensor:
     """(K,B,C,H,W): the sum of the gradients at `points`, each (B,C,H,W), divided by `count`."""
     total = torch.zeros((), device=case.images.device)
-    for point in track(points, count, label):
-        total = total + gradients_at(case, point)
+    points = iter(track(points, count, label))
+    while some := list(itertools.islice(points, max(1, _TOGETHER // len(case.images)))):
+        repeated = replace(case, targets=case.targets.repeat(len(some), 1))
+        total = total + gradients_at(repeated, torch.cat(some)).unflatten(1, (len(some), -1)).sum(1)
     return total / count
 
 

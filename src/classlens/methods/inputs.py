@@ -34,7 +34,11 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         leaf = points.detach().clone().requires_grad_()
         logits = logits_at(case, leaf)
-        found = [torch.autograd.grad(logits, leaf, start, retain_graph=True)[0] for start in case.directions(logits)]
+        starts = case.directions(logits)
+        found = [
+            torch.autograd.grad(logits, leaf, start, retain_graph=k + 1 < len(starts))[0]
+            for k, start in enumerate(starts)
+        ]
     return torch.stack(found).to(precise(points))
 
 
