@@ -12,7 +12,7 @@ from networks import build, pictures
 
 
 def test_a_signed_map_shows_what_speaks_for_the_class() -> None:
-    e = classlens.explain(build("plain"), pictures(2), [[0, 5], [5, 0]])
+    e = classlens.explain(build("plain"), pictures(2), [[0, 1], [1, 0]])
     picture, heat = cam_on_image(e, row=1, k=0)
     np.testing.assert_array_equal(picture, e.pictures[1].permute(1, 2, 0).numpy())
     assert heat.dtype == np.float32
@@ -30,7 +30,7 @@ def test_an_unsigned_map_and_an_empty_one() -> None:
     heat = cam_on_image(e)[1]
     order = torch.from_numpy(heat).flatten().argsort(stable=True)
     assert e.maps.flatten()[order].diff().min() >= -1e-12 or heat.max() == 1
-    against = classlens.explain(build("plain"), pictures(1), 4)
+    against = classlens.explain(build("plain"), pictures(1), 4, "lrp")
     assert against.maps.max() <= 0
     picture, heat = cam_on_image(against)
     assert not heat.any()
