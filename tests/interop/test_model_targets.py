@@ -19,7 +19,7 @@ from torch import Tensor
 import classlens
 from classlens.errors import TargetError
 from classlens.methods import METHODS
-from classlens.rules.agf import highlighted
+from classlens.rules.agf import highlighted, highlighted_from_lowest
 from classlens.targets import Scalar
 from networks import build, pictures
 from quick import QUICK
@@ -64,8 +64,10 @@ def test_methods_that_watch_the_probability_watch_the_scalar(method: str) -> Non
 
 @pytest.mark.parametrize("method", WATCHES_EQ_7)
 def test_the_score_of_eq_7_as_a_callable_is_the_class(method: str) -> None:
+    score = highlighted_from_lowest if method == "agf" else highlighted
+
     def of(index: int) -> Scalar:
-        return lambda y: highlighted(y[None], torch.tensor([[index]]))[0, 0]
+        return lambda y: score(y[None], torch.tensor([[index]]))[0, 0]
 
     x = pictures(2)
     general = run([of(1), of(4)], method, x)
