@@ -309,7 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(NETWORKS), help="networks, with commas")
     parser.add_argument("--methods", default=",".join(everything), help="methods, with commas")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender takes its turn")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each contender takes its turn")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--rows", type=Path, default=HERE / "rows.jsonl", help="measurements; what is there is kept")
     parser.add_argument("--no-memory", action="store_true", help="only times")

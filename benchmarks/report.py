@@ -81,7 +81,7 @@ WHY = """What keeps these from being met, where they are not (`python benchmarks
   between calls, but nothing tells when a weight was changed through `.data`, and an old weight would be a silent
   error.
 - **Grad-CAM of one image** is little more than a forward pass, and ours writes that pass down to find the layer by
-  itself; captum is told the layer. That costs 0.1 ms an operation, whatever the size of the picture; for several
+  itself; captum is told the layer. That costs the same for each operation, however small the picture; for several
   classes the one recording serves all of them, and ours is four times faster.
 - **Gradients**: the same forward and backward pass as captum's, and then probabilities, the picture to draw and the
   report; most cells lie within the noise of three rounds.

@@ -195,8 +195,7 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
     _check_modes(modules)
     with _as_found(modules, images):
         recorder = _Recorder(modules)
-        leaf = images.detach().requires_grad_()
-        image = leaf.clone()  # a non-leaf, so that a network may write into its input
+        image = _taken_in(images)
         value = recorder.admit(image)
         with recorder:
             logits = pick_output(_call(model, image), output)
@@ -220,9 +219,14 @@ def glance(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
     modules = tuple(model.named_modules())
     _check_modes(modules)
     with _as_found(modules, images), GradientsStayOn() if switched else contextlib.nullcontext():
-        image = images.detach().requires_grad_().clone()
+        image = _taken_in(images)
         logits = pick_output(_call(model, image), output)
     return Tape((), _value(image), _value(logits), counted)
+
+
+def _taken_in(images: Tensor) -> Tensor:
+    """The images with gradients, and no leaf, so that a network may write into its input."""
+    return images.detach().requires_grad_().clone()
 
 
 class GradientsStayOn(TorchFunctionMode):

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from classlens.evaluate import perturbation, sanity
-from classlens.evaluate.records import where
+from classlens.evaluate.records import same_pictures
 from classlens.evaluate.settings import Config
 from classlens.evaluate.stats import Combine, Estimate, Floats, estimate, mean_ratio, ratio
 
@@ -28,14 +28,11 @@ class Metric:
 
     def estimate(self, rows: pa.Table, seed: int) -> Estimate:
         """The value over all rows with its interval; grids' cells are drawn together."""
-        groups = np.array(rows["grid"].to_pylist()) if "grid" in rows.column_names else None
-        return self._scaled(estimate(self.columns(rows), self.combine, groups, seed))
+        return self.scaled(estimate(self.columns(rows), self.combine, _groups(rows), seed))
 
     def difference(self, rows: pa.Table, others: pa.Table, seed: int) -> Estimate:
         """The value less that of `others` on the same pictures, drawn together: far finer than two intervals."""
-        both = sorted(set(rows["image"].to_pylist()) & set(others["image"].to_pylist()))
-        mine, theirs = (where(table, image=both).sort_by("image") for table in (rows, others))
-        groups = np.array(mine["grid"].to_pylist()) if "grid" in mine.column_names else None
+        mine, theirs = same_pictures(rows, others)
         # sums of both side by side, the weights of both behind: what `estimate` expects of its columns
         halves = [np.split(self.columns(table), 2, axis=1) for table in (mine, theirs)]
         columns = np.concatenate([part[i] for i in (0, 1) for part in halves], 1)
@@ -45,9 +42,10 @@ class Metric:
             first = self.combine(np.concatenate([a, weight_a], -1))
             return first - self.combine(np.concatenate([b, weight_b], -1))
 
-        return self._scaled(estimate(columns, less, groups, seed))
+        return self.scaled(estimate(columns, less, _groups(mine), seed))
 
-    def _scaled(self, found: Estimate) -> Estimate:
+    def scaled(self, found: Estimate) -> Estimate:
+        """In the unit that tables show."""
         return Estimate(self.scale * found.value, self.scale * found.low, self.scale * found.high, found.n)
 
 
@@ -116,6 +114,11 @@ def mean(values: NDArray[Any]) -> Floats:
     """Columns whose `ratio` is the mean of the values that there are."""
     there = ~np.isnan(values)
     return np.stack([np.where(there, values, 0.0), there.astype(float)], 1)
+
+
+def _groups(rows: pa.Table) -> NDArray[Any] | None:
+    """The grid of each row, where rows are cells of grids."""
+    return np.array(rows["grid"].to_pylist()) if "grid" in rows.column_names else None
 
 
 def _area(direction: str, against: str) -> Callable[[pa.Table], Floats]:

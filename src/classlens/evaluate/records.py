@@ -173,6 +173,12 @@ def where(table: pa.Table, **equal: str | Iterable[str]) -> pa.Table:
     return table
 
 
+def same_pictures(rows: pa.Table, others: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The rows of two methods on the pictures that both have, in one order: to be compared row by row."""
+    both = set(rows["image"].to_pylist()) & set(others["image"].to_pylist())
+    return where(rows, image=both).sort_by("image"), where(others, image=both).sort_by("image")
+
+
 def _read(path: Path) -> pa.Table | None:
     try:
         return pq.read_table(path, partitioning=None)

@@ -38,8 +38,8 @@ def last_layers(tape: Tape) -> list[Node]:
 def head_layers(tape: Tape) -> list[Node]:
     """Where a network's head begins: the last weight layers, or the first of the dense layers that lead to them.
 
-    VGG, AlexNet and MobileNetV3 end with several dense layers. Only a chain is followed: at a branch, and at a value
-    that still has places, the head has begun.
+    Some networks end with several dense layers. Only a chain is followed: at a branch, and at a value that still has
+    places, the head has begun.
     """
     nodes = last_layers(tape)
     while len(nodes) == 1 and (before := _dense_before(tape, nodes[0])):

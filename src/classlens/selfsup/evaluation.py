@@ -27,7 +27,7 @@ from classlens.errors import ClasslensError, ImageError, MethodError
 from classlens.evaluate import metrics, perturbation, segmentation, tables
 from classlens.evaluate.datasets import DataError, Dataset, Item, Mask, data_hash, open_dataset
 from classlens.evaluate.network import Network, images_per_forward
-from classlens.evaluate.records import Row, Store, finished, where
+from classlens.evaluate.records import Row, Store, finished, same_pictures, where
 from classlens.evaluate.run import versions
 from classlens.evaluate.settings import Config
 from classlens.evaluate.stats import Estimate, estimate, ratio
@@ -380,9 +380,7 @@ def _per_picture(metric: metrics.Metric, rows: pa.Table) -> bool:
 
 
 def _difference(metric: metrics.Metric, rows: pa.Table, plain: pa.Table, seed: int) -> Estimate:
-    both = sorted(set(rows["image"].to_pylist()) & set(plain["image"].to_pylist()))
-    ours, theirs = (metric.columns(where(t, image=both).sort_by("image")) for t in (rows, plain))
+    ours, theirs = (metric.columns(table) for table in same_pictures(rows, plain))
     there = (ours[:, 1] > 0) & (theirs[:, 1] > 0)
     values = ours[there, 0] / ours[there, 1] - theirs[there, 0] / theirs[there, 1]
-    found = estimate(np.stack([values, np.ones(len(values))], 1), ratio, seed=seed)
-    return Estimate(metric.scale * found.value, metric.scale * found.low, metric.scale * found.high, found.n)
+    return metric.scaled(estimate(np.stack([values, np.ones(len(values))], 1), ratio, seed=seed))
