@@ -116,6 +116,7 @@ def explain(
     *,
     trace: bool = False,
     output: Picker = None,
+    multilabel: bool | None = None,
     **options: Any,
 ) -> Explanation:
     """Show where a network finds each class.
@@ -129,10 +130,11 @@ def explain(
     class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that makes a number of one
     image's logits, such as `lambda y: y[281] - y[207]` or a target of pytorch-grad-cam. `method` is a name of
     `classlens.METHODS`; its options follow as keywords or in brackets, "agf-release(without=A)". `output` picks the
-    logits of a model that returns a dict or a tuple. `trace=True` keeps the terms of every layer.
+    logits of a model that returns a dict or a tuple. `multilabel=True`: each class has a probability of its own, by a
+    sigmoid, so classes do not compete; a loaded model knows. `trace=True` keeps the terms of every layer.
     """
     begun = time.perf_counter()
-    case, result = run(model, images, targets, method, trace=trace, output=output, **options)
+    case, result = run(model, images, targets, method, trace=trace, output=output, multilabel=multilabel, **options)
     loaded = model if isinstance(model, LoadedModel) else None
     return Explanation(
         maps=result.maps.detach(),
@@ -146,13 +148,13 @@ def explain(
         trace=result.trace,
         model=loaded.name if loaded is not None else type(case.model).__name__,
         scalars=tuple(map(name_of, case.scalars)),
-        multilabel=loaded is not None and loaded.multilabel,
+        multilabel=case.multilabel,
     )
 
 
 def run(
     model: nn.Module | LoadedModel, images: Any, targets: Targets, method: str, *, trace: bool = False,
-    output: Picker = None, **options: Any,
+    output: Picker = None, multilabel: bool | None = None, **options: Any,
 ) -> tuple[Case, Result]:  # fmt: skip
     """What `explain` does before it packs: the case, and what the method made of it; for adapters."""
     chosen, written = resolve(method)
@@ -170,7 +172,9 @@ def run(
                 f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands "
                 f"back one logit as it is; {name_of(scalars[0])!r} makes another number of them"
             )
-        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, once=True)
+        if multilabel is None:
+            multilabel = loaded is not None and loaded.multilabel
+        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=True)
         return case, chosen.run(case, **options)
 
 

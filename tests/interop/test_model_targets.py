@@ -19,14 +19,14 @@ from torch import Tensor
 import classlens
 from classlens.errors import TargetError
 from classlens.methods import METHODS
-from classlens.rules.agf import highlighted, highlighted_from_lowest
+from classlens.rules.agf import highlighted, log_odds
 from classlens.targets import Scalar
 from networks import build, pictures
 from quick import QUICK
 
 SCALARS = [name for name in METHODS if METHODS[name].scalars]
 WATCHES_PROBABILITY = ("rise", "meaningful-perturbation")
-WATCHES_EQ_7 = [name for name in SCALARS if name.startswith("agf")]  # of a class; of a callable, its own number
+HAS_ITS_OWN_SCORE = [name for name in SCALARS if name.startswith("agf")]  # of a class; of a callable, its own number
 
 
 def run(targets: Any, method: str, images: Tensor, model: str = "residual") -> classlens.Explanation:
@@ -43,7 +43,7 @@ def test_a_target_that_picks_a_logit_is_the_class(method: str) -> None:
     assert torch.equal(by_target.report.conservation, by_index.report.conservation) or not METHODS[method].conserves
 
 
-@pytest.mark.parametrize("method", [name for name in SCALARS if name not in (*WATCHES_PROBABILITY, *WATCHES_EQ_7)])
+@pytest.mark.parametrize("method", [name for name in SCALARS if name not in (*WATCHES_PROBABILITY, *HAS_ITS_OWN_SCORE)])
 @pytest.mark.parametrize("model", ["residual", "conv-head"])
 def test_a_constant_beside_the_logit_changes_nothing(method: str, model: str) -> None:
     """Such a scalar is no class for `explain`: this is the general way, held to the classes' own."""
@@ -62,9 +62,9 @@ def test_methods_that_watch_the_probability_watch_the_scalar(method: str) -> Non
     assert not torch.allclose(run(lambda y: y[1] + 1, method, x).maps, run(1, method, x).maps)
 
 
-@pytest.mark.parametrize("method", WATCHES_EQ_7)
-def test_the_score_of_eq_7_as_a_callable_is_the_class(method: str) -> None:
-    score = highlighted_from_lowest if method == "agf" else highlighted
+@pytest.mark.parametrize("method", HAS_ITS_OWN_SCORE)
+def test_that_score_as_a_callable_is_the_class(method: str) -> None:
+    score = log_odds if method == "agf" else highlighted
 
     def of(index: int) -> Scalar:
         return lambda y: score(y[None], torch.tensor([[index]]))[0, 0]

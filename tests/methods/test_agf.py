@@ -193,7 +193,7 @@ def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
 
 
 def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
-    # An image eight times larger than its last feature map has no deep layer in this sense; 64 pixels give stride 16.
+    # Large enough for layers whose feature map is eight times smaller than the image: only these have a residual.
     model, x = build("gated"), pictures(1, (96, 96))
     full = classlens.explain(model, x).maps
     for option in ({"without": "A"}, {"only": "C"}):

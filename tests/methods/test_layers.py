@@ -48,12 +48,17 @@ def test_a_branch_ends_the_search() -> None:
     assert [node.module for node in head_layers(record(Skip().eval(), pictures()))] == ["b"]
 
 
-def test_agf_starts_with_the_gradient_through_the_whole_head() -> None:
-    """What is put in is x times the gradient at the flattened feature map, computed here by autograd alone."""
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_agf_starts_with_the_gradient_through_the_whole_head(multilabel: bool) -> None:
+    """What is put in is x times the gradient at the flattened feature map, computed here by autograd alone.
+
+    The score depends on whether classes compete.
+    """
     model, x = build("dense-head"), pictures()[:1]
-    e = classlens.explain(model, x, [[2]], "agf")
+    e = classlens.explain(model, x, [[2]], "agf", multilabel=multilabel)
+    assert e.multilabel == multilabel
     features = []
     model.head[0].register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
-    score = agf.highlighted_from_lowest(model(x), torch.tensor([[2]]))
+    score = (agf.highlighted_from_lowest if multilabel else agf.log_odds)(model(x), torch.tensor([[2]]))
     (gradient,) = torch.autograd.grad(score.sum(), features[-1])
     assert e.report.started.item() == pytest.approx((features[-1] * gradient).sum().item(), rel=1e-4)

@@ -60,8 +60,25 @@ def test_below_zero_logits_are_counted_from_the_smallest() -> None:
             assert np.isclose(ours[b, k], expected)
 
 
-def test_other_classes_count_against_a_class_that_is_not_found() -> None:
-    """Below zero, Eq. 7 as published lets what speaks for less likely classes count *for* the class."""
+def test_log_odds_by_hand() -> None:
+    logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
+    ours = agf.log_odds(logits, targets)
+    for b in range(4):
+        y = logits[b].numpy()
+        spread = np.sqrt(((y - y.mean()) ** 2).mean())
+        for k in range(6):
+            others = sum(np.exp(y[i] / spread) for i in range(6) if i != k)
+            assert np.isclose(ours[b, k], y[k] - spread * np.log(others))
+
+
+def test_log_odds_do_not_see_where_logits_are_counted_from_and_grow_with_them() -> None:
+    logits, targets = random(3, 5), torch.tensor([[0, 4]]).expand(3, 2)
+    torch.testing.assert_close(agf.log_odds(logits - 7, targets), agf.log_odds(logits, targets))
+    torch.testing.assert_close(agf.log_odds(3 * logits, targets), 3 * agf.log_odds(logits, targets))
+
+
+def test_what_speaks_for_other_classes_counts_against() -> None:
+    """Whatever the logit's sign. Below zero, Eq. 7 lets what speaks for less likely classes count for the class."""
     logits = torch.tensor([[-2.0, 5.0, -3.0, -4.0, -5.0, -9.0]], dtype=torch.float64, requires_grad=True)
 
     def of_less_likely(score: torch.Tensor) -> torch.Tensor:
@@ -70,6 +87,7 @@ def test_other_classes_count_against_a_class_that_is_not_found() -> None:
     target = torch.tensor([[0]])
     assert (of_less_likely(agf.highlighted(logits, target)) > 0).all()
     assert (of_less_likely(agf.highlighted_from_lowest(logits, target)) < 0).all()
+    assert (of_less_likely(agf.log_odds(logits, target)) < 0).all()
 
 
 def test_interaction_by_hand() -> None:

@@ -61,8 +61,12 @@ def test_every_method_explains_the_network_written_by_hand(method: str, mode: st
         torch.testing.assert_close(e.maps[row], expected.maps[0], rtol=1e-3, atol=2e-4 * scale)
 
 
-def highlighted_gradient(logits: Tensor, weight: Tensor, target: int) -> Tensor:
-    """d yhat_t / d latent of Eq. 7, at these logits: by autograd, from the equation."""
+def score_gradient(method: str, logits: Tensor, weight: Tensor, target: int) -> Tensor:
+    """d score / d latent, at these logits: by autograd of Eq. 7, and for agf by hand from the log odds."""
+    if method == "agf":
+        spread = logits.std(correction=0)
+        rivals = (logits / spread).index_fill(0, torch.tensor(target), -torch.inf).softmax(0)
+        return weight[target] - rivals @ weight
     y = logits.detach().requires_grad_()
     sigma = (y - y[target]).abs().max()
     yhat = (y[target] * torch.exp(-0.5 * ((y - y[target]) / sigma) ** 2)).softmax(0)[target]
@@ -81,7 +85,8 @@ def test_where_the_evidence_starts(reading: str, method: str) -> None:
         torch.testing.assert_close(e.logits[row], logits, rtol=1e-4, atol=1e-5)
         target = int(logits.argmax())
         assert int(e.targets[row, 0]) == target
-        phi = (s if reading == "literal" else own[row]) * highlighted_gradient(logits, network.head.weight, target)
+        gradient = score_gradient(method, logits, network.head.weight, target)
+        phi = (s if reading == "literal" else own[row]) * gradient
         torch.testing.assert_close(e.report.started[row, 0], phi.detach().sum().double(), rtol=1e-3, atol=1e-7)
         assert float(e.report.conservation[row, 0]) < 1e-4 or method == "agf-paper"
 

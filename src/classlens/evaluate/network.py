@@ -76,7 +76,7 @@ class Network:
         if "seed" in chosen.options:
             options.setdefault("seed", seed)
         images = tape.image.tensor.detach()
-        case = Case(module or self.module, images, tape, targets.to(images.device))
+        case = Case(module or self.module, images, tape, targets.to(images.device), multilabel=self._loaded.multilabel)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return chosen.run(case, **options).maps.detach().cpu()

@@ -66,7 +66,7 @@ class Streams:
 
 
 def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], score: OfClass) -> Streams:
-    """Eq. 7, evidence at the inputs of `top`, and the gradient stream: one backward pass a class serves every layer."""
+    """The score, evidence at the inputs of `top`, and the gradient stream: one backward pass a class for all layers."""
     logits = tape.logits.detach().requires_grad_()
     alone = logits.shape[1] == 1  # no other class to be compared with: the logit itself is the score
     if not alone and (logits == logits[:, :1]).all(1).any():
@@ -91,7 +91,7 @@ def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
 
 SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
 RESIDUAL = 0.2  # lambda: the residual's size beside P
-RESIDUAL_FROM_STRIDE = 16  # the residual enters where feature maps are at least 16 times smaller than the image
+RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
 
 
 @method(
@@ -113,7 +113,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     convs = [n for n in inside if n.op == "conv2d"] + patch_layers(tape, inside)
     wanted = not {"Fx", "Fdx", "M"} <= dropped
     deep = {n for n in convs if wanted and _is_deep(n, case)}
-    streams = open_streams(case, tape, head, deep, terms.highlighted_from_lowest)
+    score = terms.highlighted_from_lowest if case.multilabel else terms.log_odds  # do classes compete?
+    streams = open_streams(case, tape, head, deep, score)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
     balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
     with_bias = functools.partial(_with_bias, streams=streams)

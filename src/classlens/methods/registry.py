@@ -36,6 +36,7 @@ class Case:
     output: Picker = None
     trace: bool = False
     scalars: tuple[Scalar, ...] = ()  # numbers made of the logits; only for methods that take them
+    multilabel: bool = False  # each class has a probability of its own, so classes do not compete
     once: bool = False  # the tape serves this one method, which may use it up
 
     def scores(self, logits: Tensor, of_class: OfClass = picked) -> Tensor:

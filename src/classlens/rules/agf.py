@@ -68,6 +68,19 @@ def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
     return scores.gather(2, targets[:, :, None]).squeeze(2)
 
 
+def log_odds(logits: Tensor, targets: Tensor) -> Tensor:
+    """The class against all others: y_t - T log sum_{k != t} exp(y_k / T), T the spread of the logits; (B,K).
+
+    With T = 1 these are the softmax's own log odds, in which the likeliest rival is nearly the only one, and of a cat
+    that might be of two breeds little is left; T = std(y) sets the class against many. Like the softmax, and unlike
+    Eq. 7, it does not see where logits are counted from.
+    """
+    temperature = logits.detach().std(1, keepdim=True, correction=0)[:, :, None]  # (B,1,1)
+    every = logits[:, None, :].expand(-1, targets.shape[1], -1)  # (B,K,C)
+    others = every.scatter(2, targets[:, :, None], -torch.inf)
+    return logits.gather(1, targets) - (temperature * (others / temperature).logsumexp(2, keepdim=True)).squeeze(2)
+
+
 def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
     """M: the positive part of the channel mean of x * gradient, divided by its maximum (Eq. 11)."""
     return normalised((x * gradient).mean(-3, keepdim=True).clamp(min=0), quotient)
