@@ -78,7 +78,7 @@ def train(vit: Any, steps: int) -> None:
     vit.eval()
 
 
-# mu (A's share) and lambda (the residual's), set in `agf` itself; its stride limit is lowered to this ViT's patches.
+# mu (A's share) and lambda (the residual's), set in `agf` itself.
 VARIANTS = {
     "agf: relevance stream alone": (0.0, 0.0),
     "agf with A (mu .8)": (0.8, 0.0),
@@ -105,13 +105,13 @@ def measure(maps_of: Any, count: int) -> np.ndarray:
 
 
 def explained(vit: Any, name: str) -> Any:
-    return lambda x, classes: classlens.explain(vit, x, [classes], name).maps
+    return lambda x, classes: classlens.explain(vit, x, [classes], name, multilabel=True).maps
 
 
 def patched(vit: Any, mu: float, residual: float) -> Any:
     def run(x: Tensor, classes: list[int]) -> Tensor:
-        method.SHARE_OF_A, method.RESIDUAL, method.RESIDUAL_FROM_STRIDE = mu, residual, PATCH
-        return classlens.explain(vit, x, [classes], "agf").maps
+        method.SHARE_OF_A, method.RESIDUAL = mu, residual
+        return explained(vit, "agf")(x, classes)
 
     return run
 

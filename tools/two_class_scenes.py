@@ -1,0 +1,96 @@
+"""The figure of docs/agf.md: photographs with two classes, each class explained by several methods.
+
+    python tools/two_class_scenes.py --data VOCdevkit/VOC2012 --model runs/voc --out docs/images/two-classes.jpg
+
+Taken are the first pictures of half B, in the order of `classlens evaluate`, whose mask holds two classes that are, by
+the model's own probabilities, the two that it finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from PIL import Image
+
+import classlens
+from classlens import render
+from classlens.errors import TargetError
+from classlens.evaluate.datasets import IGNORE, Dataset, open_dataset
+
+METHODS = ("agf", "gradcam", "lrp", "clrp", "agf-release")
+
+
+def scenes(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Image.Image, list[int]]]:
+    """Pictures and their two classes."""
+    for item in data.select(None, seed=0, half="B"):
+        there = [int(value) - 1 for value in np.unique(data.mask(item)) if value not in (0, IGNORE)]
+        if len(there) != 2:
+            continue
+        picture = data.picture(item)
+        try:
+            found = classlens.explain(model, picture, classlens.above(0.5), "random").targets[0].tolist()
+        except TargetError:  # no class is above the threshold
+            continue
+        if sorted(found) == sorted(there):
+            yield picture, there
+
+
+def draw(place: Axes, pixels: np.ndarray, head: str = "", side: str = "") -> None:
+    """One picture, without a frame."""
+    place.imshow(pixels)
+    place.set_xticks([])
+    place.set_yticks([])
+    for edge in place.spines.values():
+        edge.set_visible(False)
+    if head:
+        place.set_title(head, fontsize=8, pad=3)
+    if side:
+        place.set_ylabel(side, fontsize=8, labelpad=2)
+
+
+def main() -> None:
+    """Draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="VOC: pictures with masks")
+    parser.add_argument("--model", required=True, help="a multi-label network of its classes")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=8)
+    options = parser.parse_args()
+    model, taken = classlens.load(options.model), 0
+    rows, width = -(-options.count // 2) * 2, len(METHODS) + 2  # two scenes side by side with a gap, a row a class
+    spaces = {"wspace": 0.04, "hspace": 0.06, "left": 0.02, "right": 0.998, "top": 0.965, "bottom": 0.004}
+    columns = ([1.0] * (width - 1) + [0.18]) * 2
+    figure, places = plt.subplots(
+        rows, len(columns) - 1, figsize=(12.2, rows * 1.06), squeeze=False,
+        gridspec_kw=spaces | {"width_ratios": columns[:-1]},
+    )  # fmt: skip
+    for place in places.flat:
+        place.axis("off")
+    for picture, classes in scenes(open_dataset(options.data), model):
+        top, left = 2 * (taken // 2), width * (taken % 2)
+        for column, method in enumerate(METHODS, 1):
+            e = classlens.explain(model, picture, [classes], method)
+            for k in range(2):
+                place = places[top + k, left + column]
+                place.axis("on")
+                draw(place, render.overlay(e.pictures[0], e.maps[0, k], e.signed), method if top + k == 0 else "")
+                if column == 1:
+                    side = places[top + k, left]
+                    side.axis("on")
+                    shown = (e.pictures[0].permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
+                    draw(side, shown, side=e.label(classes[k]))
+        taken += 1
+        if taken == options.count:
+            break
+    if taken < options.count:
+        raise SystemExit(f"only {taken} pictures show two classes that {options.model} finds; give a smaller --count")
+    figure.savefig(options.out, dpi=130, pil_kwargs={"quality": 88})
+
+
+if __name__ == "__main__":
+    main()
