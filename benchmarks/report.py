@@ -75,7 +75,7 @@ def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
 
 WHY = """What keeps these from being met, where they are not (`python benchmarks/profile_agf.py` has the layers):
 
-- **`agf` on ResNet-50.** The convolutions that it needs are 4.6 forwards. The rest reads and writes memory:
+- **`agf` on ResNet-50.** The convolutions that it needs are 5.0 forwards. The rest reads and writes memory:
   magnitudes of weights and of feature maps, divisions, sums for the conservation report; and the gradient through a
   layer whose input a skip connection shares is one more transposed convolution. Magnitudes of weights could be kept
   between calls, but nothing tells when a weight was changed through `.data`, and an old weight would be a silent

@@ -13,11 +13,12 @@ from networks import build, pictures
 
 def test_a_signed_map_shows_what_speaks_for_the_class() -> None:
     e = classlens.explain(build("plain"), pictures(2), [[0, 1], [1, 0]])
-    picture, heat = cam_on_image(e, row=1, k=0)
+    k = int(e.maps[1].sum((1, 2)).argmax())  # of the two, the class that more speaks for
+    picture, heat = cam_on_image(e, row=1, k=k)
     np.testing.assert_array_equal(picture, e.pictures[1].permute(1, 2, 0).numpy())
     assert heat.dtype == np.float32
     assert (heat.min(), heat.max()) == (0, 1)
-    assert np.array_equal(heat > 0, e.maps[1, 0].numpy() > 0)
+    assert np.array_equal(heat > 0, e.maps[1, k].numpy() > 0)
     shown = show_cam_on_image(picture, heat, use_rgb=True)
     assert shown.shape == (32, 32, 3)
     # Their colours run from blue to red.
