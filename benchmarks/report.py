@@ -76,8 +76,10 @@ def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
 WHY = """What keeps these from being met, where they are not (`python benchmarks/profile_agf.py` has the layers):
 
 - **`agf` on ResNet-50.** The convolutions that it needs are 5.0 forwards. The rest reads and writes memory:
-  magnitudes of weights and of feature maps, divisions, sums for the conservation report; and the gradient through a
-  layer whose input a skip connection shares is one more transposed convolution. Magnitudes of weights could be kept
+  magnitudes of weights and of feature maps, divisions, sums for the conservation report; the factorisation, which since
+  it enters from stride 8 on (its maps are better for it) reads large feature maps and each class's gradients a few
+  times more; and the gradient through a layer whose input a skip connection shares is one more transposed
+  convolution. Magnitudes of weights could be kept
   between calls, but nothing tells when a weight was changed through `.data`, and an old weight would be a silent
   error.
 - **Grad-CAM of one image** is little more than a forward pass, and ours writes that pass down to find the layer by
