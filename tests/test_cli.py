@@ -83,7 +83,7 @@ def test_explain_prints_each_class_and_writes_its_overlay(run: Any, folder: Path
     result = explain(run, "one.png", "--class", "espresso", "--class", "0")
     assert (result.code, result.err) == (0, "")
     heading, espresso, tabby, note, pointer = result.out.splitlines()
-    assert note.startswith("  note: no layer reads a feature map or a patch grid 16 times smaller")
+    assert note.startswith("  note: no layer reads a feature map or a patch grid 8 times smaller")
     assert heading.startswith("one.png  (tiny:net, agf, ")
     assert espresso.split()[:2] == ["espresso", "(2)"]
     assert tabby.split()[:3] == ["tabby", "cat", "(0)"]
