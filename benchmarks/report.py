@@ -79,9 +79,8 @@ WHY = """What keeps these from being met, where they are not (`python benchmarks
   magnitudes of weights and of feature maps, divisions, sums for the conservation report; the factorisation, which since
   it enters from stride 8 on (its maps are better for it) reads large feature maps and each class's gradients a few
   times more; and the gradient through a layer whose input a skip connection shares is one more transposed
-  convolution. Magnitudes of weights could be kept
-  between calls, but nothing tells when a weight was changed through `.data`, and an old weight would be a silent
-  error.
+  convolution. Magnitudes of weights could be kept between calls, but nothing tells when a weight was changed through
+  `.data`, and an old weight would be a silent error.
 - **Grad-CAM of one image** is little more than a forward pass, and ours writes that pass down to find the layer by
   itself; captum is told the layer. That costs the same for each operation, however small the picture; for several
   classes the one recording serves all of them, and ours is four times faster.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -42,6 +43,7 @@ def scenes(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Image.
 
 def draw(place: Axes, pixels: np.ndarray, head: str = "", side: str = "") -> None:
     """One picture, without a frame."""
+    place.axis("on")
     place.imshow(pixels)
     place.set_xticks([])
     place.set_yticks([])
@@ -61,7 +63,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=8)
     options = parser.parse_args()
-    model, taken = classlens.load(options.model), 0
+    model = classlens.load(options.model)
+    taken = list(islice(scenes(open_dataset(options.data), model), options.count))
+    if len(taken) < options.count:
+        raise SystemExit(
+            f"only {len(taken)} pictures show two classes that {options.model} finds; give a smaller --count"
+        )
     rows, width = -(-options.count // 2) * 2, len(METHODS) + 2  # two scenes side by side with a gap, a row a class
     spaces = {"wspace": 0.04, "hspace": 0.06, "left": 0.02, "right": 0.998, "top": 0.965, "bottom": 0.004}
     columns = ([1.0] * (width - 1) + [0.18]) * 2
@@ -71,24 +78,16 @@ def main() -> None:
     )  # fmt: skip
     for place in places.flat:
         place.axis("off")
-    for picture, classes in scenes(open_dataset(options.data), model):
-        top, left = 2 * (taken // 2), width * (taken % 2)
+    for index, (picture, classes) in enumerate(taken):
+        top, left = 2 * (index // 2), width * (index % 2)
         for column, method in enumerate(METHODS, 1):
             e = classlens.explain(model, picture, [classes], method)
             for k in range(2):
-                place = places[top + k, left + column]
-                place.axis("on")
-                draw(place, render.overlay(e.pictures[0], e.maps[0, k], e.signed), method if top + k == 0 else "")
-                if column == 1:
-                    side = places[top + k, left]
-                    side.axis("on")
-                    shown = (e.pictures[0].permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
-                    draw(side, shown, side=e.label(classes[k]))
-        taken += 1
-        if taken == options.count:
-            break
-    if taken < options.count:
-        raise SystemExit(f"only {taken} pictures show two classes that {options.model} finds; give a smaller --count")
+                head = method if top + k == 0 else ""
+                draw(places[top + k, left + column], render.overlay(e.pictures[0], e.maps[0, k], e.signed), head)
+        shown = (e.pictures[0].permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
+        for k in range(2):
+            draw(places[top + k, left], shown, side=e.label(classes[k]))
     figure.savefig(options.out, dpi=130, pil_kwargs={"quality": 88})
 
 

@@ -75,10 +75,10 @@ def log_odds(logits: Tensor, targets: Tensor) -> Tensor:
     that might be of two breeds little is left; T = std(y) sets the class against many. Like the softmax, and unlike
     Eq. 7, it does not see where logits are counted from.
     """
-    temperature = logits.detach().std(1, keepdim=True, correction=0)[:, :, None]  # (B,1,1)
+    temperature = logits.detach().std(1, keepdim=True, correction=0)  # (B,1)
     every = logits[:, None, :].expand(-1, targets.shape[1], -1)  # (B,K,C)
     others = every.scatter(2, targets[:, :, None], -torch.inf)
-    return logits.gather(1, targets) - (temperature * (others / temperature).logsumexp(2, keepdim=True)).squeeze(2)
+    return logits.gather(1, targets) - temperature * (others / temperature[:, :, None]).logsumexp(2)
 
 
 def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
