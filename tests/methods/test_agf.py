@@ -11,6 +11,8 @@ import reference
 from classlens.capture import record
 from classlens.errors import MethodError, TargetError
 from classlens.methods import METHODS, Case
+from classlens.methods.agf import _over_window, _weight
+from classlens.rules.propagate import rule_for
 from goldens import needs_goldens
 from networks import build, pictures
 
@@ -190,6 +192,51 @@ def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
     e = classlens.explain(build(name).double(), pictures().double(), classlens.top(2))
     assert e.report.conservation.max() < 1e-10
     assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2)],
+    ids=str,
+)
+def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 8, 7, dtype=torch.float64).relu()
+    x[:, 0, :4, :4] = 0  # windows in which no unit is on share evenly
+    (node,) = [n for n in record(nn.Sequential(pool, nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
+    relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = _over_window(node, relevance)
+    assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
+    if pool.dilation != 1:  # the winners take all
+        assert torch.allclose(ours, rule_for(node)(node, relevance)[0])
+        return
+    size, step = (np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride))
+    slow = torch.zeros_like(ours)
+    for c, i, j in np.ndindex(*node.outputs[0].shape[1:]):
+        top, left = i * step[0] - pool.padding, j * step[1] - pool.padding
+        window = np.s_[c, max(top, 0) : top + size[0], max(left, 0) : left + size[1]]
+        part = x[0][window]
+        part = part / part.sum() if part.sum() else torch.full_like(part, 1 / part.numel())
+        for k in range(3):
+            slow[k, 0][window] += part * relevance[k, 0, c, i, j]
+    assert torch.allclose(ours, slow, rtol=1e-9)
+
+
+def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
+    assert [_weight(n) for n in (0, 3, 6, 10, 15, 40)] == [0.5, 0.5, 0.5, 0.3, 0.2, 0.2]
+    torch.manual_seed(0)
+    body = [m for _ in range(12) for m in (nn.Conv2d(6, 6, 1), nn.Tanh())]
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 8, 8), nn.ReLU(), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    )
+    x = torch.randn(1, 3, 64, 64)
+    for layers in (4, 12):
+        shallow = nn.Sequential(*model[: 2 + 2 * layers], *model[-3:]).eval()
+        e = classlens.explain(shallow, x, 0, trace=True)
+        deepest = next(t.terms for t in e.trace if t.op == "conv2d")
+        plain = 0.2 * deepest["C"] + 0.8 * deepest["A"]
+        added = (deepest["Phi"] - plain).abs().sum()
+        assert float(added / plain.abs().sum()) == pytest.approx(_weight(layers), rel=1e-3)
 
 
 def test_options_change_the_map_and_unknown_ones_are_refused() -> None:

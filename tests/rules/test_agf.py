@@ -109,20 +109,26 @@ def test_shift_takes_off_what_the_residual_adds(everywhere: bool) -> None:
 
 
 def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
-    carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1).expand(2, 3, 4, 5, 5)
-    carrier[:, :, :, :2] = 0
+    carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1)
+    carrier[random(2, 3, 4, 5, 5, seed=2) > 0.5] = 0  # how many units are off differs from place to place
     ours = agf.balanced_residual(residual, carrier, 0.2)
     added = ours - carrier
     assert torch.equal(ours == 0, carrier == 0)
     assert torch.allclose(ours.sum((2, 3, 4)), carrier.sum((2, 3, 4)))
     assert torch.allclose(added.abs().sum((2, 3, 4)), 0.2 * carrier.abs().sum((2, 3, 4)))
+    for k, b in np.ndindex(2, 3):  # unit by unit: the residual less its mean over the units that are on
+        on = carrier[k, b] != 0
+        slow = torch.where(on, residual[k, b].expand(4, 5, 5), 0)
+        slow = torch.where(on, slow - slow.sum() / on.sum(), 0)
+        assert torch.allclose(added[k, b], slow * (0.2 * carrier[k, b].abs().sum() / slow.abs().sum()))
 
 
 def test_a_constant_residual_is_left_out() -> None:
     """Centred, it is rounding noise; blown up to the carrier's size it would be a map of noise."""
     carrier = random(1, 1, 4, 5, 5).float()
-    residual = torch.full_like(carrier, 0.1)
+    residual = torch.full((1, 1, 1, 5, 5), 0.1)
     assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+    assert torch.equal(agf.balanced_residual(residual, 0 * carrier, 0.2), 0 * carrier)
 
 
 def test_smoothing_conserves_and_stays_on_active_units() -> None:

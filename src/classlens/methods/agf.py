@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.capture import Node, Tape, Value, folded
@@ -90,7 +91,8 @@ def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
 # ------------------------------------------------------------------------------------------------------ balanced
 
 SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
-RESIDUAL = 0.2  # lambda: the residual's size beside P
+RESIDUAL = 0.2, 0.5  # lambda, the residual's size beside P, in networks of many and of few layers: between,
+RESIDUAL_IN_ALL = 3.0  # 3 / how many layers have it, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
 
 
@@ -116,7 +118,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     score = terms.highlighted_from_lowest if case.multilabel else terms.log_odds  # do classes compete?
     streams = open_streams(case, tape, head, deep, score)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
-    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, deep=n in deep) for n in convs}
+    weight = _weight(len(deep))
+    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, weight=weight if n in deep else 0.0) for n in convs}
     with_bias = functools.partial(_with_bias, streams=streams)
 
     def choose(node: Node) -> Rule:
@@ -124,6 +127,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
             return _at_the_image
         if node in balanced:
             return balanced[node]
+        if node.op == "max_pool2d":
+            return _over_window
         return with_bias if node.op in LINEAR_OPS else rule_for(node)
 
     watch = None if streams.trace is None else functools.partial(_watch, streams)
@@ -142,6 +147,12 @@ def _is_deep(node: Node, case: Case) -> bool:
     return output_stride(places, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE
 
 
+def _weight(layers: int) -> float:
+    """lambda, for so many layers with the residual."""
+    least, most = RESIDUAL
+    return min(max(RESIDUAL_IN_ALL / max(layers, 1), least), most)
+
+
 def _at_the_image(node: Node, relevance: Tensor) -> Shares:
     """z^B, then the checkerboard of a strided first layer taken out."""
     layer = linear_map(node)
@@ -149,6 +160,24 @@ def _at_the_image(node: Node, relevance: Tensor) -> Shares:
     if layer.x.dim() == 4:
         share = terms.smoothed(share, torch.ones_like(layer.x))
     return only_input(node, layer.value, share)
+
+
+def _over_window(node: Node, relevance: Tensor) -> Shares:
+    """A max pool's relevance in proportion to |x| over its window: what nearly won is evidence too.
+
+    Handed to the winners alone it leaves a speckled map.
+    """
+    return proportional(replace(node, func=_average_like), relevance)
+
+
+def _average_like(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:  # fmt: skip
+    """A max pool's call, with the mean of each window; by what it divides cancels in a share."""
+    if dilation not in (1, (1, 1), [1, 1]):  # an average has no windows with gaps: these stay with the winners
+        return F.max_pool2d(x, kernel_size, stride or None, padding, dilation, ceil_mode)
+    return F.avg_pool2d(x, kernel_size, stride or None, padding, ceil_mode)
 
 
 def _with_bias(node: Node, relevance: Tensor, streams: Streams) -> Shares:
@@ -192,8 +221,9 @@ def _per_unit(
 
 
 def _balanced(
-    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, deep: bool
+    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, weight: float
 ) -> Shares:
+    """P = (1 - mu) C + mu A and, with a weight, the residual."""
     layer = linear_map(node)
     x, classes = layer.x.abs(), relevance.shape[0]
     w, b = _magnitudes(layer)
@@ -211,22 +241,22 @@ def _balanced(
     phi = torch.lerp(c, a, mu)
     if layer.kernel:
         streams.note(node, C=c, A=a)
-    if deep:
-        phi = _with_residual(node, c, phi, streams, dropped, residual)
+    if weight:
+        phi = _with_residual(node, c, phi, streams, dropped, residual, weight)
     if _halves(node):
         phi = terms.smoothed(phi, active)
     return only_input(node, layer.value, phi)
 
 
 def _with_residual(
-    node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None
+    node: Node, c: Tensor, phi: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, weight: float
 ) -> Tensor:
     """phi + lambda q, q = F_dx + gate(C) (F_x + M). On a patch grid a token is a place."""
     tokens = phi.dim() == 4  # (K,B,tokens,C)
     if tokens:
         c, phi = as_map(c), as_map(phi)
-    q = _residual(node, c, streams, terms.RELEASE, dropped, residual)
-    found = terms.balanced_residual(q.expand_as(phi), phi, RESIDUAL)
+    q = _residual(node, c, streams, terms.BALANCED, dropped, residual)
+    found = terms.balanced_residual(q, phi, weight)
     return found[..., 0].mT if tokens else found
 
 
@@ -410,5 +440,5 @@ def _residual(
         raise MethodError(f"residual={residual!r} is not known; there is residual=gradcam")
     if not tokens:
         streams.note(node, F_x=f_x, F_dx=f_dx, M=m, gradient=gradient)
-    gate = 1.0 if "gate" in dropped else torch.sigmoid(c)
+    gate = 1.0 if "gate" in dropped else torch.sigmoid(partition if formula.gate_by_place else c)
     return f_dx + (f_x + m) * gate

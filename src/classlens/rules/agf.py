@@ -6,12 +6,12 @@ have one leading axis for the classes, (K,B,C,H,W), maps (K,B,1,H,W). All sums a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from classlens.rules.generic import Quotient, active_units, divide, divide_released
+from classlens.rules.generic import Quotient, divide, divide_released
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class Formula:
     zero_is_background: bool  # the background is phi <= 0, or phi < 0
     normalise_factors: bool  # divide F by its maximum
     shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
+    gate_by_place: bool  # the gate reads C's mean over channels, or C itself
     quotient: Quotient
 
 
-PAPER = Formula(1.0, 0.0, True, True, True, divide)
-RELEASE = Formula(10.0, 1.0, False, False, False, divide_released)
+PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
+RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
+BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so either way a gate is little more than a half
 
 
 def per_image_max(t: Tensor) -> Tensor:
@@ -160,27 +162,23 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
 
 
 def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
-    """carrier + weight * residual, the residual brought to sum 0 and to the carrier's total magnitude.
+    """carrier + weight * residual over the active units, the residual brought to sum 0 and to the carrier's magnitude.
 
     Both keep their meaning in deep and shallow layers alike: the carrier's sum is conserved (Def. 2), and the
-    residual neither drowns the class evidence nor vanishes beside it.
+    residual neither drowns the class evidence nor vanishes beside it. `residual` has one value a place, (K,B,1,H,W):
+    its sums over all units are sums over places, weighted by how many units are active there.
     """
-    axes = tuple(range(2, carrier.dim()))
-    active = active_units(carrier)
-    residual = residual * active
-    mean = residual.sum(axes, keepdim=True) / active.sum(axes, keepdim=True).clamp(min=1)
-    whole, size = _magnitude(residual), _magnitude(carrier)
-    centred = residual.addcmul_(active, mean, value=-1)
-    own = _magnitude(centred)
+    sign = carrier.sign()
+    size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
+    active = sign.abs_()
+    count = active.sum(2, keepdim=True).double()
+    axes = (2, 3, 4)
+    whole = (count * residual.abs()).sum(axes, keepdim=True)
+    centred = residual - divide((count * residual).sum(axes, keepdim=True), count.sum(axes, keepdim=True))
+    own = (count * centred.abs()).sum(axes, keepdim=True)
     # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
     says_something = own > 100 * torch.finfo(carrier.dtype).eps * whole
-    return torch.addcmul(carrier, centred, (weight * divide(size, own) * says_something).to(carrier))
-
-
-def _magnitude(t: Tensor) -> Tensor:
-    """Sum of |t| of each class and image, (K,B,1,1,1): over places as it is, then in float64."""
-    sums = t.abs().sum((-2, -1), keepdim=True)
-    return sums.sum(tuple(range(2, t.dim())), keepdim=True, dtype=torch.float64)
+    return torch.addcmul(carrier, active, (centred * (weight * divide(size, own) * says_something)).to(carrier))
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
