@@ -88,7 +88,7 @@ def test_contrast_by_hand(method: str) -> None:
     target, rest = np.zeros(4), np.zeros(4)
     target[1] = y[1] if method == "clrp" else p[1] * (1 - p[1]) + 1e-8
     for i in (0, 2, 3):
-        rest[i] = y[i] / 3 if method == "clrp" else p[1] * p[i]
+        rest[i] = y[1] / 3 if method == "clrp" else p[1] * p[i]
     of_target, of_rest = (lrp_by_hand(model, x, s, 1.0) for s in (target, rest))
     expected = of_target - of_rest * of_target.sum() / of_rest.sum()
     assert np.allclose(e.maps[0, 0], expected)

@@ -189,12 +189,14 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
     paper="Gu, Yang, Tresp: Understanding Individual Decisions of CNNs via Contrastive Backpropagation, ACCV 2018",
 )  # fmt: skip
 def clrp(case: Case, variant: str = "default") -> Result:
-    """Corrected: the rest starts from the other classes' own logits, where the release gives each the target's."""
+    """The rest starts from the class's own logit, spread evenly over all others.
+
+    (Not from theirs: these often sum to nearly nothing, and brought to the class's total would drown it.)
+    """
     hot, logits = case.one_hot(), case.tape.logits
-    others = logits.shape[1] - 1
     target = hot * logits
-    rest = target.sum(2, keepdim=True) if is_release(variant) else logits
-    return _contrast(case, target, (1 - hot) * rest / others, variant)
+    rest = (1 - hot) * target.sum(2, keepdim=True) / (logits.shape[1] - 1)
+    return _contrast(case, target, rest, variant)
 
 
 @method(
