@@ -1,0 +1,74 @@
+"""The tables of docs/results.md that set `agf` against every method: one for each run.
+
+    classlens evaluate all ... --half B --against agf --out RUN
+    python tools/against_agf.py RUN [RUN ...]
+
+Each cell has a method's score and, in brackets, the 95 % interval of its difference from agf's on the same pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+COLUMNS = {  # (test, metric) -> heading
+    ("perturbation", "negative AUC, accuracy"): "negative AUC",
+    ("segmentation", "pixel accuracy"): "pixel accuracy",
+    ("segmentation", "mAP (paper)"): "mAP",
+    ("segmentation", "AP (soft)"): "AP (soft)",
+    ("pointing", "share in the right cell"): "2x2 share",
+}
+LESS = ", less agf"
+Key = tuple[str, str]
+Row = dict[str, str]
+
+
+def read(run: Path) -> tuple[str, dict[str, dict[Key, Row]], dict[str, dict[Key, Row]]]:
+    """The model, and by method and column the scores and the differences from agf."""
+    scores: dict[str, dict[Key, Row]] = {}
+    differences: dict[str, dict[Key, Row]] = {}
+    model = ""
+    with (run / "table.csv").open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            key = row["test"], row["metric"]
+            if key in COLUMNS:
+                model = row["model"].split("@")[0]
+                table = differences if row["settings"].endswith(LESS) else scores
+                table.setdefault(row["method"], {})[key] = row
+    if not differences:
+        raise SystemExit(f"{run} has no differences from agf; evaluate with --against agf")
+    return model, scores, differences
+
+
+def table(run: Path) -> str:
+    """A Markdown table; bold: the best of a column; ▲: better than agf, beyond the interval; =: not told apart."""
+    model, scores, differences = read(run)
+    columns = [key for key in COLUMNS if key in scores["agf"]]
+    best = {key: max(float(row[key]["value"]) for row in scores.values()) for key in columns}
+    counts = ", ".join(f"{COLUMNS[key]} {scores['agf'][key]['n']}" for key in columns)
+    lines = [
+        f"**{model}** (how many: {counts})", "",
+        "| method | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|",
+    ]  # fmt: skip
+    for method, row in scores.items():
+        cells = [_cell(row[key], differences.get(method, {}).get(key), best[key]) for key in columns]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(score: Row, difference: Row | None, best: float) -> str:
+    value = f"{float(score['value']):.1f}"
+    if float(score["value"]) == best:
+        value = f"**{value}**"
+    if difference is None:  # agf itself
+        return f"{value} [{float(score['low']):.1f}, {float(score['high']):.1f}]"
+    low, high = float(difference["low"]), float(difference["high"])
+    mark = " ▲" if low > 0 else "" if high < 0 else " ="
+    return f"{value} [{low:+.1f}, {high:+.1f}]{mark}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders that classlens evaluate wrote")
+    print("\n\n".join(table(run) for run in parser.parse_args().runs))
