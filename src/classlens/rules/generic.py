@@ -66,26 +66,39 @@ def transported(
     For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
     """
     points = [v.tensor for v in node.inputs] if inputs is None else list(inputs)
-    floating = [p.is_floating_point() for p in points]
-    points = [p.detach().requires_grad_() if f else p for p, f in zip(points, floating, strict=True)]
+    return _run_with_adjoint(node, points, constants)[1](relevance)
+
+
+def _run_with_adjoint(
+    node: Node, inputs: Sequence[Tensor], constants: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor | None]], list[Tensor | None]]]:
+    """The operation's outputs at some inputs, and what takes relevance of the outputs to the inputs there."""
+    floating = [p.is_floating_point() for p in inputs]
+    points = [p.detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
     wanted = [p for p, f in zip(points, floating, strict=True) if f]
     with torch.inference_mode(False), torch.enable_grad():
         outputs = node.call(*points, constants=constants)
+
+    def adjoint(relevance: Sequence[Tensor | None]) -> list[Tensor | None]:
         used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
         classes = used[0][1].shape[0]
-        columns = [
-            torch.autograd.grad(
-                [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes, allow_unused=True
-            )
-            for k in range(classes)
-        ]
-    found = iter(
-        [
-            torch.stack([torch.zeros_like(p) if g is None else g for g in column])
-            for p, column in zip(wanted, zip(*columns, strict=True), strict=True)
-        ]
-    )
-    return [next(found) if f else None for f in floating]
+        with torch.inference_mode(False), torch.enable_grad():
+            columns = [
+                torch.autograd.grad(
+                    [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes,
+                    allow_unused=True,
+                )
+                for k in range(classes)
+            ]  # fmt: skip
+        found = iter(
+            [
+                torch.stack([torch.zeros_like(p) if g is None else g for g in column])
+                for p, column in zip(wanted, zip(*columns, strict=True), strict=True)
+            ]
+        )
+        return [next(found) if f else None for f in floating]
+
+    return [o.detach() for o in outputs], adjoint
 
 
 def proportional(
@@ -99,9 +112,9 @@ def proportional(
     Exact for operations with L(X) = J X: pools, means, sums, interpolation, padding.
     """
     points = [modify(v.tensor) for v in node.inputs]
-    (total,) = node.call(*points)
-    shares = transported(node, [quotient(relevance, total)], points)
-    return [None if s is None else p * s for p, s in zip(points, shares, strict=True)]
+    (total,), adjoint = _run_with_adjoint(node, points)
+    shares = adjoint([quotient(relevance, total)])
+    return [None if s is None else s.mul_(p) for p, s in zip(points, shares, strict=True)]
 
 
 def unbroadcast(share: Tensor, shape: Sequence[int]) -> Tensor:
