@@ -69,14 +69,14 @@ def test_tables_against_agf_mark_who_is_ahead(tmp_path: Path) -> None:
         measured = ",".join(map(str, numbers))
         lines.append(f'net@ab,pets,segmentation,"Segmentation{less}",{method},pixel accuracy,more,{measured},40')
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    table = tool("against_agf").table(tmp_path)
+    table = tool("against_agf").tables([tmp_path])
     assert table.splitlines()[-4:] == [
         "| agf | 80.0 [78.0, 82.0] |", "| ahead | **85.0** [+3.0, +7.0] ▲ |", "| level | 79.0 [-3.0, +1.0] = |",
         "| behind | 60.0 [-24.0, -16.0] |",
     ]  # fmt: skip
     (tmp_path / "table.csv").write_text("\n".join(lines[:5]))
     with pytest.raises(SystemExit, match="evaluate with --against agf"):
-        tool("against_agf").table(tmp_path)
+        tool("against_agf").tables([tmp_path])
 
 
 # ----------------------------------------------------------------------------------------------------------- examples

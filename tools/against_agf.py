@@ -1,4 +1,4 @@
-"""The tables of docs/results.md that set `agf` against every method: one for each run.
+"""The tables of docs/results.md that set `agf` against every method: one for each model.
 
     classlens evaluate all ... --half B --against agf --out RUN
     python tools/against_agf.py RUN [RUN ...]
@@ -22,12 +22,13 @@ COLUMNS = {  # (test, metric) -> heading
 LESS = ", less agf"
 Key = tuple[str, str]
 Row = dict[str, str]
+Table = dict[str, dict[Key, Row]]  # by method and column
 
 
-def read(run: Path) -> tuple[str, dict[str, dict[Key, Row]], dict[str, dict[Key, Row]]]:
+def read(run: Path) -> tuple[str, Table, Table]:
     """The model, and by method and column the scores and the differences from agf."""
-    scores: dict[str, dict[Key, Row]] = {}
-    differences: dict[str, dict[Key, Row]] = {}
+    scores: Table = {}
+    differences: Table = {}
     model = ""
     with (run / "table.csv").open(newline="") as lines:
         for row in csv.DictReader(lines):
@@ -41,23 +42,35 @@ def read(run: Path) -> tuple[str, dict[str, dict[Key, Row]], dict[str, dict[Key,
     return model, scores, differences
 
 
-def table(run: Path) -> str:
-    """A Markdown table; bold: the best of a column; ▲: better than agf, beyond the interval; =: not told apart."""
-    model, scores, differences = read(run)
+def tables(runs: list[Path]) -> str:
+    """One Markdown table for each model; the runs of one model are put side by side."""
+    models: dict[str, tuple[Table, Table]] = {}
+    for run in runs:
+        model, *found = read(run)
+        for whole, part in zip(models.setdefault(model, ({}, {})), found, strict=True):
+            for method, row in part.items():
+                whole.setdefault(method, {}).update(row)
+    return "\n\n".join(_table(model, *of_model) for model, of_model in models.items())
+
+
+def _table(model: str, scores: Table, differences: Table) -> str:
+    """Bold: the best of a column; ▲: better than agf, beyond the interval; =: not told apart from it."""
     columns = [key for key in COLUMNS if key in scores["agf"]]
-    best = {key: max(float(row[key]["value"]) for row in scores.values()) for key in columns}
+    best = {key: max(float(row[key]["value"]) for row in scores.values() if key in row) for key in columns}
     counts = ", ".join(f"{COLUMNS[key]} {scores['agf'][key]['n']}" for key in columns)
     lines = [
         f"**{model}** (how many: {counts})", "",
         "| method | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|",
     ]  # fmt: skip
     for method, row in scores.items():
-        cells = [_cell(row[key], differences.get(method, {}).get(key), best[key]) for key in columns]
+        cells = [_cell(row.get(key), differences.get(method, {}).get(key), best[key]) for key in columns]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(score: Row, difference: Row | None, best: float) -> str:
+def _cell(score: Row | None, difference: Row | None, best: float) -> str:
+    if score is None:
+        return "–"
     value = f"{float(score['value']):.1f}"
     if float(score["value"]) == best:
         value = f"**{value}**"
@@ -71,4 +84,4 @@ def _cell(score: Row, difference: Row | None, best: float) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders that classlens evaluate wrote")
-    print("\n\n".join(table(run) for run in parser.parse_args().runs))
+    print(tables(parser.parse_args().runs))
