@@ -22,7 +22,6 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 import classlens
-from classlens.methods import agf as method
 from classlens.methods.registry import METHODS
 from classlens.models._torchvision import import_torchvision
 
@@ -78,12 +77,11 @@ def train(vit: Any, steps: int) -> None:
     vit.eval()
 
 
-# mu (A's share) and lambda (the residual's), set in `agf` itself.
-VARIANTS = {
-    "agf: relevance stream alone": (0.0, 0.0),
-    "agf with A (mu .8)": (0.8, 0.0),
-    "agf with the factorisation (lambda .2)": (0.0, 0.2),
-    "agf with both": (0.8, 0.2),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "agf: relevance stream alone": {"only": "C"},
+    "agf with A": {"without": ("Fx", "Fdx", "M")},
+    "agf with the factorisation": {"without": "A"},
+    "agf with both": {},
 }
 OTHERS = ("lrp", "lrp-epsilon-plus-flat", "clrp", "gradient", "gradient-x-input", "gradcam", "integrated-gradients")
 
@@ -104,16 +102,8 @@ def measure(maps_of: Any, count: int) -> np.ndarray:
     return 100 * np.array(rows)
 
 
-def explained(vit: Any, name: str) -> Any:
-    return lambda x, classes: classlens.explain(vit, x, [classes], name, multilabel=True).maps
-
-
-def patched(vit: Any, mu: float, residual: float) -> Any:
-    def run(x: Tensor, classes: list[int]) -> Tensor:
-        method.SHARE_OF_A, method.RESIDUAL = mu, residual
-        return explained(vit, "agf")(x, classes)
-
-    return run
+def explained(vit: Any, name: str, **options: Any) -> Any:
+    return lambda x, classes: classlens.explain(vit, x, [classes], name, multilabel=True, **options).maps
 
 
 def difference(rows: np.ndarray, alone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,7 +135,7 @@ def main() -> None:
         "its 95 % interval.", "",
         "| method | share in the box (chance 6) | average precision | maximum in the box |", "|---|---|---|---|",
     ]  # fmt: skip
-    contenders = {name: patched(vit, *v) for name, v in VARIANTS.items()}
+    contenders = {name: explained(vit, "agf", **options) for name, options in VARIANTS.items()}
     contenders |= {name: explained(vit, name) for name in OTHERS if name in METHODS}
     alone = None
     for name, maps_of in contenders.items():
