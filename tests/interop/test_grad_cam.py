@@ -12,7 +12,7 @@ from networks import build, pictures
 
 
 def test_a_signed_map_shows_what_speaks_for_the_class() -> None:
-    e = classlens.explain(build("plain"), pictures(2), [[0, 1], [1, 0]])
+    e = classlens.explain(build("plain"), pictures(2), [[0, 1], [1, 0]], "gradient-x-input")  # signs of both kinds
     k = int(e.maps[1].sum((1, 2)).argmax())  # of the two, the class that more speaks for
     picture, heat = cam_on_image(e, row=1, k=k)
     np.testing.assert_array_equal(picture, e.pictures[1].permute(1, 2, 0).numpy())
