@@ -33,10 +33,13 @@ def read(run: Path) -> tuple[str, Table, Table]:
     with (run / "table.csv").open(newline="") as lines:
         for row in csv.DictReader(lines):
             key = row["test"], row["metric"]
-            if key in COLUMNS:
-                model = row["model"].split("@")[0]
-                table = differences if row["settings"].endswith(LESS) else scores
-                table.setdefault(row["method"], {})[key] = row
+            if key not in COLUMNS or (key[0] == "pointing" and "2x2" not in row["settings"]):
+                continue
+            model = row["model"].split("@")[0]
+            cells = (differences if row["settings"].endswith(LESS) else scores).setdefault(row["method"], {})
+            if key in cells:
+                raise SystemExit(f"{run} has {key[1]} more than once; evaluate on one data set of each kind")
+            cells[key] = row
     if not differences:
         raise SystemExit(f"{run} has no differences from agf; evaluate with --against agf")
     return model, scores, differences

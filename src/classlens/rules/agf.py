@@ -170,7 +170,7 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     """
     sign = carrier.sign()
     size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
-    active = sign.abs_()
+    active = sign.abs_()  # 1 where a unit is on: numbers, since truth values are slow to compute with on a CPU
     count = active.sum(2, keepdim=True).double()
     axes = (2, 3, 4)
     whole = (count * residual.abs()).sum(axes, keepdim=True)

@@ -41,15 +41,6 @@ def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
     return quotient.masked_fill_(b == 0, 0)
 
 
-def active_units(x: Tensor) -> Tensor:
-    """1 where a unit is on, 0 where it is 0: numbers, since truth values are slow to compute with on a CPU.
-
-    >>> active_units(torch.tensor([2.0, 0.0, -1.0]))
-    tensor([1., 0., 1.])
-    """
-    return x.sign().abs_()
-
-
 def magnitude(x: Tensor) -> Tensor:
     """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
     return x.abs().add_(torch.finfo(x.dtype).tiny ** 0.5)
