@@ -196,12 +196,16 @@ def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
 
 @pytest.mark.parametrize(
     "pool",
-    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2)],
+    [
+        nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
+        nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2),
+    ],
     ids=str,
-)
-def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d) -> None:
+)  # fmt: skip
+@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6)])
+def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    x = torch.randn(1, 2, 8, 7, dtype=torch.float64).relu()
+    x = torch.randn(1, 2, *size, dtype=torch.float64).relu()
     x[:, 0, :4, :4] = 0  # windows in which no unit is on share evenly
     (node,) = [n for n in record(nn.Sequential(pool, nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
     relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
@@ -210,11 +214,11 @@ def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d) -> None:
     if pool.dilation != 1:  # the winners take all
         assert torch.allclose(ours, rule_for(node)(node, relevance)[0])
         return
-    size, step = (np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride))
+    window_of, step = (np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride))
     slow = torch.zeros_like(ours)
     for c, i, j in np.ndindex(*node.outputs[0].shape[1:]):
         top, left = i * step[0] - pool.padding, j * step[1] - pool.padding
-        window = np.s_[c, max(top, 0) : top + size[0], max(left, 0) : left + size[1]]
+        window = np.s_[c, max(top, 0) : top + window_of[0], max(left, 0) : left + window_of[1]]
         part = x[0][window]
         part = part / part.sum() if part.sum() else torch.full_like(part, 1 / part.numel())
         for k in range(3):
@@ -239,6 +243,36 @@ def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
         assert float(added / plain.abs().sum()) == pytest.approx(_weight(layers), rel=1e-3)
 
 
+def _down_to_stride_16() -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [(3, 6, 2), (6, 6, 2), (6, 8, 2), (8, 8, 1), (8, 10, 2), (10, 10, 1)]
+    body = [m for i, o, step in sizes for m in (nn.Conv2d(i, o, 3, step, 1), nn.Tanh())]  # no unit is off
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 4)).eval()
+
+
+def test_what_deep_layers_saw_is_added_at_the_image() -> None:
+    """By a second way: the shares of the deep convolutions, from the trace, enlarged and added to the map without."""
+    model, x = _down_to_stride_16().double(), torch.randn(2, 3, 128, 128, dtype=torch.float64)
+    e = classlens.explain(model, x, classlens.top(2), trace=True)
+    plain = classlens.explain(model, x, classlens.top(2), without="coarse").maps
+    seen: dict[int, Tensor] = {}
+    for layer in e.trace:
+        side = layer.terms["Phi"].shape[-1] if layer.op == "conv2d" else 128
+        if side <= 16:
+            seen[side] = seen.get(side, 0) + layer.terms["Phi"].sum(2).transpose(0, 1)
+    assert sorted(seen) == [8, 16]
+    added = torch.zeros_like(plain)
+    for places in seen.values():
+        large = nn.functional.interpolate(places, (128, 128), mode="bilinear")
+        large = large - large.mean((2, 3), keepdim=True)
+        added += large / large.abs().sum((2, 3), keepdim=True)
+    difference = e.maps - plain
+    assert torch.allclose(difference.sum((2, 3)), torch.zeros(()).double(), atol=1e-9 * float(plain.abs().sum()))
+    size, own = (t.abs().sum((2, 3), keepdim=True) for t in (difference, added))
+    assert torch.allclose(difference / size, added / own, atol=1e-9)
+    assert torch.allclose(size, plain.abs().sum((2, 3), keepdim=True), rtol=0.1)  # colours may differ in sign
+
+
 def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
     # Large enough for layers whose feature map is eight times smaller than the image: only these have a residual.
     model, x = build("gated"), pictures(1, (96, 96))
@@ -252,6 +286,8 @@ def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
     ):
         with pytest.raises(MethodError, match=message):
             classlens.explain(model, x, **option)
+    with pytest.raises(MethodError, match=r"without='coarse' is not known; the terms are A, Fx, Fdx, M, gate$"):
+        classlens.explain(model, x, 0, "agf-paper", without="coarse")
 
 
 def test_trace_has_every_term_of_every_layer() -> None:

@@ -131,6 +131,32 @@ def test_a_constant_residual_is_left_out() -> None:
     assert torch.equal(agf.balanced_residual(residual, 0 * carrier, 0.2), 0 * carrier)
 
 
+def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
+    small, smaller = random(2, 3, 4, 4), 1000 * random(2, 3, 2, 2, seed=1)
+    ours = agf.coarse([small, smaller], (8, 8))
+    slow = torch.zeros(2, 3, 8, 8, dtype=torch.float64)
+    for seen in (small, smaller):
+        for k, b in np.ndindex(2, 3):
+            large = _bilinear(seen[k, b], 8)
+            large = large - large.mean()
+            slow[k, b] += large / large.abs().sum()
+    assert torch.allclose(ours[:, :, 0], slow)
+    same_everywhere = torch.full((2, 3, 1, 1), 0.1)  # the gate of a squeezed layer: no place is told from another
+    assert torch.equal(agf.coarse([small, same_everywhere], (8, 8)), agf.coarse([small], (8, 8)))
+
+
+def _bilinear(t: torch.Tensor, size: int) -> torch.Tensor:
+    """A square map enlarged, place by place: centres of places lie on centres."""
+    n, out = len(t), torch.zeros(size, size, dtype=t.dtype)
+    for i, j in np.ndindex(size, size):
+        y, x = (float(np.clip((v + 0.5) * n / size - 0.5, 0, n - 1)) for v in (i, j))
+        top, left = int(y), int(x)
+        for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            share = (y - top if a else 1 - y + top) * (x - left if b else 1 - x + left)
+            out[i, j] += share * t[min(top + a, n - 1), min(left + b, n - 1)]
+    return out
+
+
 def test_smoothing_conserves_and_stays_on_active_units() -> None:
     t, active = random(2, 1, 3, 6, 5), random(1, 3, 6, 5, seed=1) > 0
     ours = agf.smoothed(t * active, active)

@@ -7,8 +7,10 @@ balanced rule. All three share the terms in `rules.agf` and the one loop in `rul
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,13 +28,14 @@ from classlens.methods.layers import (
     is_spatial_conv,
     last_layers,
     meets_activation_first,
+    over_places,
     own_gradient,
     patch_layers,
     spatial_before_flatten,
 )
 from classlens.methods.registry import Case, LayerTrace, Result, balance, method, of_colours
 from classlens.rules import agf as terms
-from classlens.rules.generic import Shares, divide, proportional
+from classlens.rules.generic import Shares, divide, magnitude, proportional
 from classlens.rules.linear import (
     LINEAR_OPS,
     LinearMap,
@@ -48,7 +51,8 @@ from classlens.rules.propagate import Ledger, Rule, Sweep, propagate, rule_for
 from classlens.targets import OfClass, picked
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
-TERMS = ("A", "Fx", "Fdx", "M", "gate")
+TERMS = "A", "Fx", "Fdx", "M", "gate"
+BALANCED_TERMS = (*TERMS, "coarse")
 
 
 @dataclass
@@ -60,6 +64,12 @@ class Streams:
     start: dict[Value, Tensor]
     trace: dict[Node, dict[str, Tensor]] | None
     ledger: Ledger
+    seen: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # by resolution, relevance over places (K,B,h,w)
+
+    def see(self, share: Tensor, grid: tuple[int, ...]) -> None:
+        """A layer's relevance, beside that of the others of its resolution."""
+        places = over_places(share, grid)
+        self.seen[grid] = self.seen[grid] + places if grid in self.seen else places
 
     def note(self, node: Node, **values: Tensor) -> None:
         if self.trace is not None:
@@ -107,19 +117,20 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
     At every convolution P = (1 - mu) C + mu A, with |b| beside |W| * |x| in C's denominator: what a bias caused
     stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
-    to lambda times P's magnitude before it is added.
+    to lambda times P's magnitude before it is added. At the image, what the deep layers saw is added in the same way.
     """
     tape = folded(case.tape)
-    first, head, dropped = first_layers(tape), head_layers(tape), _dropped(without, only)
+    first, head, dropped = first_layers(tape), head_layers(tape), _dropped(without, only, BALANCED_TERMS)
     inside = [n for n in tape.nodes if n not in first and n not in head]
-    convs = [n for n in inside if n.op == "conv2d"] + patch_layers(tape, inside)
-    wanted = not {"Fx", "Fdx", "M"} <= dropped
-    deep = {n for n in convs if wanted and _is_deep(n, case)}
+    grids = {n: tuple(n.inputs[0].shape[2:]) for n in inside if n.op == "conv2d"} | patch_layers(tape, inside)
+    deep = {n for n, grid in grids.items() if output_stride(grid, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE}
+    weight = 0.0 if {"Fx", "Fdx", "M"} <= dropped else _weight(len(deep))
     score = terms.highlighted_from_lowest if case.multilabel else terms.log_odds  # do classes compete?
-    streams = open_streams(case, tape, head, deep, score)
+    streams = open_streams(case, tape, head, deep if weight else (), score)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
-    weight = _weight(len(deep))
-    balanced: dict[Node, Rule] = {n: functools.partial(on_convs, weight=weight if n in deep else 0.0) for n in convs}
+    balanced: dict[Node, Rule] = {
+        n: functools.partial(on_convs, weight=weight, grid=grid) if n in deep else on_convs for n, grid in grids.items()
+    }
     with_bias = functools.partial(_with_bias, streams=streams)
 
     def choose(node: Node) -> Rule:
@@ -133,18 +144,15 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
     watch = None if streams.trace is None else functools.partial(_watch, streams)
     sweep = propagate(tape, streams.start, choose, ledger=streams.ledger, watch=watch)
-    if wanted and not deep:
+    if not deep and only is None:
         sweep.notes.append(
             f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "
             "there was nothing to factorise: this is the relevance stream alone"
         )
+    if streams.seen:
+        seen = terms.coarse(streams.seen.values(), case.images.shape[2:])
+        sweep.relevance = terms.balanced_residual(seen, sweep.relevance, 1.0)
     return finish(streams, sweep, sweep.relevance)
-
-
-def _is_deep(node: Node, case: Case) -> bool:
-    shape = node.inputs[0].shape  # (B,C,H,W), or (B,tokens,C)
-    places = shape[2:] if len(shape) == 4 else shape[1:2]
-    return output_stride(places, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE
 
 
 def _weight(layers: int) -> float:
@@ -167,7 +175,31 @@ def _over_window(node: Node, relevance: Tensor) -> Shares:
 
     Handed to the winners alone it leaves a speckled map.
     """
-    return proportional(replace(node, func=_average_like), relevance)
+    average = replace(node, func=_average_like)
+    if not _tiled(node):
+        return proportional(average, relevance)
+    # Windows that tile the map: a window's ratio goes to each of its places, for all classes at once.
+    x = magnitude(node.inputs[0].tensor)
+    (mean,) = average.call(x)
+    of_window = divide(relevance, mean * (math.prod(x.shape[2:]) / math.prod(mean.shape[2:])))
+    large = F.interpolate(of_window.flatten(0, 1), x.shape[2:], mode="nearest")
+    return [large.unflatten(0, relevance.shape[:2]).mul_(x)]
+
+
+def _tiled(node: Node) -> bool:
+    """Whether a pool's windows lie side by side and leave nothing out."""
+    call = inspect.signature(_average_like).bind(*node.args, **node.kwargs)
+    call.apply_defaults()
+    kernel, stride, padding = (_pair(call.arguments[name]) for name in ("kernel_size", "stride", "padding"))
+    (high, wide), (rows, columns) = node.inputs[0].shape[2:], node.outputs[0].shape[2:]
+    return stride in ((), kernel) and padding == (0, 0) and (high, wide) == (rows * kernel[0], columns * kernel[1])
+
+
+def _pair(size: Any) -> tuple[int, ...]:
+    """A pool's size for both axes; () where it was left out."""
+    if isinstance(size, int):
+        return size, size
+    return tuple(size or ()) * (2 if size and len(size) == 1 else 1)
 
 
 def _average_like(
@@ -221,9 +253,10 @@ def _per_unit(
 
 
 def _balanced(
-    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None, weight: float
-) -> Shares:
-    """P = (1 - mu) C + mu A and, with a weight, the residual."""
+    node: Node, relevance: Tensor, streams: Streams, dropped: frozenset[str], residual: str | None,
+    weight: float = 0.0, grid: tuple[int, ...] | None = None,
+) -> Shares:  # fmt: skip
+    """P = (1 - mu) C + mu A and, with a weight, the residual; with a grid, its sum over channels is kept."""
     layer = linear_map(node)
     x, classes = layer.x.abs(), relevance.shape[0]
     w, b = _magnitudes(layer)
@@ -245,6 +278,9 @@ def _balanced(
         phi = _with_residual(node, c, phi, streams, dropped, residual, weight)
     if _halves(node):
         phi = terms.smoothed(phi, active)
+    whole = layer.x.shape[0] == streams.ledger.images  # not windows of images, cut up along the batch
+    if grid and whole and "coarse" not in dropped:
+        streams.see(phi, grid)
     return only_input(node, layer.value, phi)
 
 
@@ -303,15 +339,15 @@ def agf_release(
     return _published(case, terms.RELEASE, full, boxes, _dropped(without, only), residual)
 
 
-def _dropped(without: str | Iterable[str], only: str | None) -> frozenset[str]:
+def _dropped(without: str | Iterable[str], only: str | None, known: tuple[str, ...] = TERMS) -> frozenset[str]:
     dropped = frozenset([without] if isinstance(without, str) else without)
     if only is not None:
         if only != "C":
             raise MethodError(f"only={only!r} is not known; only=C drops every term of the residual")
-        dropped |= {"A", "Fx", "Fdx", "M"}
-    unknown = dropped - set(TERMS)
+        dropped |= {"A", "Fx", "Fdx", "M", *known[len(TERMS) :]}
+    unknown = dropped - set(known)
     if unknown:
-        raise MethodError(f"without={sorted(unknown)[0]!r} is not known; the terms are {', '.join(TERMS)}")
+        raise MethodError(f"without={sorted(unknown)[0]!r} is not known; the terms are {', '.join(known)}")
     return dropped
 
 

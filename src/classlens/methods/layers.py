@@ -144,21 +144,33 @@ def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor
 _EXTRA_TOKENS = 5  # at most: a class token, one for distillation, or that and four registers
 
 
-def patch_layers(tape: Tape, nodes: Iterable[Node]) -> list[Node]:
-    """The linear layers that read an image's patches, (B, tokens, C): one token for each place that a convolution gave.
+def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...]]:
+    """The linear layers that read an image's patches, (B, tokens, C), and the grid of these: places a convolution gave.
 
     Windows of patches are no such grid: there the images are cut up along the batch.
     """
-    grids = {math.prod(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == "conv2d"}
+    sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == "conv2d"]
+    grids = {math.prod(size): size for size in sizes}
     images = tape.image.shape[0]
 
-    def reads_patches(node: Node) -> bool:
+    def grid(node: Node) -> tuple[int, ...] | None:
         shape = node.inputs[0].shape if node.op == "linear" and len(node.inputs) == 1 else ()
-        return len(shape) == 3 and shape[0] == images and any(0 <= shape[1] - g <= _EXTRA_TOKENS for g in grids)
+        if len(shape) != 3 or shape[0] != images:
+            return None
+        fitting = [places for places in grids if 0 <= shape[1] - places <= _EXTRA_TOKENS]
+        return grids[max(fitting)] if fitting else None
 
-    return [node for node in nodes if reads_patches(node)]
+    return {node: found for node in nodes if (found := grid(node))}
 
 
 def as_map(tokens: Tensor) -> Tensor:
     """(..., tokens, C) as a feature map (..., C, tokens, 1): to the factorisation a place is a place."""
     return tokens.mT[..., None]
+
+
+def over_places(share: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Relevance (K,B,C,H,W) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,H,W)."""
+    if share.dim() == 5:
+        return share.sum(2)
+    places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # class token and registers come first
+    return places

@@ -6,9 +6,11 @@ have one leading axis for the classes, (K,B,C,H,W), maps (K,B,1,H,W). All sums a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.rules.generic import Quotient, divide, divide_released
@@ -172,13 +174,29 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
     active = sign.abs_()  # 1 where a unit is on: numbers, since truth values are slow to compute with on a CPU
     count = active.sum(2, keepdim=True).double()
+    return torch.addcmul(carrier, active, (weight * size * _centred(residual, count)).to(carrier))
+
+
+def _centred(residual: Tensor, count: Tensor) -> Tensor:
+    """A residual (K,B,1,H,W) over `count` units at each place: sum 0, magnitude 1; float64."""
     axes = (2, 3, 4)
     whole = (count * residual.abs()).sum(axes, keepdim=True)
     centred = residual - divide((count * residual).sum(axes, keepdim=True), count.sum(axes, keepdim=True))
     own = (count * centred.abs()).sum(axes, keepdim=True)
     # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
-    says_something = own > 100 * torch.finfo(carrier.dtype).eps * whole
-    return torch.addcmul(carrier, active, (centred * (weight * divide(size, own) * says_something)).to(carrier))
+    says_something = own > 100 * torch.finfo(residual.dtype).eps * whole
+    return divide(centred, own) * says_something
+
+
+def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
+    """S: what deep layers saw where, at the image's size; (K,B,1,H,W).
+
+    `seen` has, for each resolution, relevance over places (K,B,h,w). Each is enlarged and brought to sum 0 and to
+    magnitude 1, so that no resolution outweighs another.
+    """
+    # Classes stand in the place of channels: interpolation treats each by itself.
+    large = [F.interpolate(places, tuple(size), mode="bilinear")[:, :, None] for places in seen]
+    return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
