@@ -227,7 +227,7 @@ def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d, size: tup
 
 
 def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
-    assert [_weight(n) for n in (0, 3, 6, 10, 15, 40)] == [0.5, 0.5, 0.5, 0.3, 0.2, 0.2]
+    assert [_weight(n) for n in (0, 3, 6, 12, 15, 40)] == [1.0, 1.0, 1.0, 0.25, 0.2, 0.2]
     torch.manual_seed(0)
     body = [m for _ in range(12) for m in (nn.Conv2d(6, 6, 1), nn.Tanh())]
     model = nn.Sequential(

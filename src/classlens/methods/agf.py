@@ -101,8 +101,8 @@ def finish(streams: Streams, sweep: Sweep, relevance: Tensor) -> Result:
 # ------------------------------------------------------------------------------------------------------ balanced
 
 SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
-RESIDUAL = 0.2, 0.5  # lambda, the residual's size beside P, in networks of many and of few layers: between,
-RESIDUAL_IN_ALL = 3.0  # 3 / how many layers have it, so that a shallow network gets enough of it
+RESIDUAL = 0.2, 1.0  # lambda, the residual's size beside P, in networks of many and of few layers; between,
+FEW_LAYERS = 6.0  # (6 / how many layers have it)^2, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
 
 
@@ -158,7 +158,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 def _weight(layers: int) -> float:
     """lambda, for so many layers with the residual."""
     least, most = RESIDUAL
-    return min(max(RESIDUAL_IN_ALL / max(layers, 1), least), most)
+    return min(max((FEW_LAYERS / max(layers, 1)) ** 2, least), most)
 
 
 def _at_the_image(node: Node, relevance: Tensor) -> Shares:
