@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.capture import record
-from classlens.methods.layers import head_layers
+from classlens.methods.layers import head_layers, over_places, patch_layers
 from classlens.rules import agf
 from networks import build, pictures
 
@@ -62,3 +62,31 @@ def test_agf_starts_with_the_gradient_through_the_whole_head(multilabel: bool) -
     score = (agf.highlighted_from_lowest if multilabel else agf.log_odds)(model(x), torch.tensor([[2]]))
     (gradient,) = torch.autograd.grad(score.sum(), features[-1])
     assert e.report.started.item() == pytest.approx((features[-1] * gradient).sum().item(), rel=1e-4)
+
+
+class Tokens(nn.Module):
+    """Patches of 8 pixels, `extra` tokens in front of them."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.extra = nn.Parameter(torch.randn(1, extra, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.extra.expand(len(x), -1, -1), self.embed(x).flatten(2).mT], 1)
+        return self.head(torch.relu(self.mix(tokens)).mean(1))
+
+
+@pytest.mark.parametrize("extra", [0, 1, 5, 6])
+def test_patches_are_read_on_their_grid(extra: int) -> None:
+    tape = record(Tokens(extra).eval(), torch.randn(2, 3, 16, 24))
+    found = patch_layers(tape, tape.nodes)
+    if extra == 6:  # more than a class token and registers: no grid
+        assert not found
+        return
+    assert [(node.module, grid) for node, grid in found.items()] == [("mix", (2, 3))]
+    places = torch.arange(6.0)
+    share = torch.cat([torch.full((extra,), 100.0), places])[:, None].expand(1, 2, -1, 4)
+    assert torch.equal(over_places(share, (2, 3)), (4 * places).reshape(2, 3).expand(1, 2, 2, 3))
+    as_features = places.reshape(2, 3).expand(1, 2, 4, 2, 3)
+    assert torch.equal(over_places(as_features, (2, 3)), over_places(share, (2, 3)))
