@@ -226,6 +226,22 @@ def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d, size: tup
     assert torch.allclose(ours, slow, rtol=1e-9)
 
 
+def test_a_max_pool_of_maps_without_channels_shares_alike() -> None:
+    """F.max_pool2d also takes (B,H,W)."""
+
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.max_pool2d(x[:, 0], 2).flatten(1)
+
+    torch.manual_seed(0)
+    x = torch.rand(2, 1, 8, 6, dtype=torch.float64)
+    (flat,) = [n for n in record(Pooled().eval(), x).nodes if n.op == "max_pool2d"]
+    (plain,) = [n for n in record(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
+    relevance = torch.randn(3, *plain.outputs[0].shape, dtype=torch.float64)
+    (ours,), (expected,) = _over_window(flat, relevance[:, :, 0]), _over_window(plain, relevance)
+    assert torch.allclose(ours, expected[:, :, 0])
+
+
 def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
     assert [_weight(n) for n in (0, 3, 6, 12, 15, 40)] == [1.0, 1.0, 1.0, 0.25, 0.2, 0.2]
     torch.manual_seed(0)

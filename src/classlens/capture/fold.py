@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from classlens.capture.ops import per_axis
 from classlens.capture.tape import Node, Tape, Value
 
 _CONV: dict[str, Any] = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
@@ -111,7 +112,7 @@ def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ..
     if not plain or len(sizes) > 2 * n or min(sizes, default=0) < 0:
         return None
     sizes += [0] * (2 * n - len(sizes))
-    own = (own,) * n if isinstance(own, int) else tuple(own) * (n if len(own) == 1 else 1)
+    own = per_axis(own, n)
     # F.pad counts axes from the last one.
     before = tuple(sizes[2 * (n - 1 - axis)] + own[axis] for axis in range(n))
     after = tuple(sizes[2 * (n - 1 - axis) + 1] + own[axis] for axis in range(n))

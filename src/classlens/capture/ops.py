@@ -10,7 +10,7 @@ keyed by these names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "rdiv": ("input", "other"),
     "matmul": ("input", "other"),
     "setitem": ("input", "index", "value"),
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
 }
 for _n in (1, 2, 3):
     _PARAMETERS[f"conv{_n}d"] = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -109,6 +110,16 @@ def arguments(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     bound = dict(zip(names, args, strict=False))
     renamed = {"self": "input", "mat2": "other", "tensor2": "other"}
     return bound | {renamed.get(key, key): value for key, value in kwargs.items()}
+
+
+def per_axis(size: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """A size, stride or padding for each of n axes, as convolutions and pools read it.
+
+    >>> per_axis(3, 2), per_axis([3], 2), per_axis((3, 1), 2)
+    ((3, 3), (3, 3), (3, 1))
+    """
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * n if len(sizes) == 1 else sizes
 
 
 def is_mutating(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ balanced rule. All three share the terms in `rules.agf` and the one loop in `rul
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.capture import Node, Tape, Value, folded
+from classlens.capture.ops import per_axis
 from classlens.errors import MethodError, TargetError
 from classlens.methods.layers import (
     as_map,
@@ -128,8 +128,11 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     score = terms.highlighted_from_lowest if case.multilabel else terms.log_odds  # do classes compete?
     streams = open_streams(case, tape, head, deep if weight else (), score)
     on_convs = functools.partial(_balanced, streams=streams, dropped=dropped, residual=residual)
+    # A layer that reads windows of images, cut up along the batch, does not see whole pictures.
+    whole = [n for n in deep if n.inputs[0].shape[0] == len(case.images)]
+    seen_on = {} if "coarse" in dropped else {n: grids[n] for n in whole}
     balanced: dict[Node, Rule] = {
-        n: functools.partial(on_convs, weight=weight, grid=grid) if n in deep else on_convs for n, grid in grids.items()
+        n: functools.partial(on_convs, weight=weight, grid=seen_on.get(n)) if n in deep else on_convs for n in grids
     }
     with_bias = functools.partial(_with_bias, streams=streams)
 
@@ -186,20 +189,15 @@ def _over_window(node: Node, relevance: Tensor) -> Shares:
     return [large.unflatten(0, relevance.shape[:2]).mul_(x)]
 
 
-def _tiled(node: Node) -> bool:
+def _tiled(pool: Node) -> bool:
     """Whether a pool's windows lie side by side and leave nothing out."""
-    call = inspect.signature(_average_like).bind(*node.args, **node.kwargs)
-    call.apply_defaults()
-    kernel, stride, padding = (_pair(call.arguments[name]) for name in ("kernel_size", "stride", "padding"))
-    (high, wide), (rows, columns) = node.inputs[0].shape[2:], node.outputs[0].shape[2:]
-    return stride in ((), kernel) and padding == (0, 0) and (high, wide) == (rows * kernel[0], columns * kernel[1])
-
-
-def _pair(size: Any) -> tuple[int, ...]:
-    """A pool's size for both axes; () where it was left out."""
-    if isinstance(size, int):
-        return size, size
-    return tuple(size or ()) * (2 if size and len(size) == 1 else 1)
+    a = pool.arguments()
+    kernel, padding = per_axis(a["kernel_size"], 2), per_axis(a.get("padding", 0), 2)
+    stride = per_axis(a.get("stride") or kernel, 2)
+    if len(pool.outputs[0].shape) != 4 or stride != kernel or padding != (0, 0):
+        return False
+    (high, wide), (rows, columns) = kernel, pool.outputs[0].shape[2:]
+    return pool.inputs[0].shape[2:] == (rows * high, columns * wide)
 
 
 def _average_like(
@@ -278,8 +276,7 @@ def _balanced(
         phi = _with_residual(node, c, phi, streams, dropped, residual, weight)
     if _halves(node):
         phi = terms.smoothed(phi, active)
-    whole = layer.x.shape[0] == streams.ledger.images  # not windows of images, cut up along the batch
-    if grid and whole and "coarse" not in dropped:
+    if grid:
         streams.see(phi, grid)
     return only_input(node, layer.value, phi)
 
@@ -344,7 +341,7 @@ def _dropped(without: str | Iterable[str], only: str | None, known: tuple[str, .
     if only is not None:
         if only != "C":
             raise MethodError(f"only={only!r} is not known; only=C drops every term of the residual")
-        dropped |= {"A", "Fx", "Fdx", "M", *known[len(TERMS) :]}
+        dropped |= set(known) - {"gate"}
     unknown = dropped - set(known)
     if unknown:
         raise MethodError(f"without={sorted(unknown)[0]!r} is not known; the terms are {', '.join(known)}")

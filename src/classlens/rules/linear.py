@@ -20,6 +20,7 @@ from torch import Tensor
 
 from classlens.capture import Node, Value
 from classlens.capture.fold import pad_sizes, scaled
+from classlens.capture.ops import per_axis
 from classlens.rules.generic import Quotient, Shares, divide
 
 LINEAR_OPS = frozenset(
@@ -64,10 +65,10 @@ def linear_map(node: Node) -> LinearMap:
     n = int(node.op[-2])
     bias = None if bias is None else bias.reshape(-1, *[1] * n)
     kernel = tuple(weight.shape[2:])
-    stride, dilation = _tuple(a.get("stride", 1), n), _tuple(a.get("dilation", 1), n)
+    stride, dilation = per_axis(a.get("stride", 1), n), per_axis(a.get("dilation", 1), n)
     groups = a.get("groups", 1)
     if node.op.startswith("conv_transpose"):
-        padding, extra = _tuple(a.get("padding", 0), n), _tuple(a.get("output_padding", 0), n)
+        padding, extra = per_axis(a.get("padding", 0), n), per_axis(a.get("output_padding", 0), n)
         return LinearMap(
             value, weight, bias,
             lambda x, w: _CONV_T[n](x, w, None, stride, padding, extra, groups, dilation),
@@ -170,11 +171,6 @@ def _constant(argument: Value | Tensor | None) -> Tensor | None:
     return None if argument is None else argument.detach()
 
 
-def _tuple(size: int | tuple[int, ...], n: int) -> tuple[int, ...]:
-    sizes = (size,) * n if isinstance(size, int) else tuple(size)
-    return sizes * n if len(sizes) == 1 else sizes
-
-
 def _padding(
     padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...], n: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -185,7 +181,7 @@ def _padding(
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    even = _tuple(padding, n)
+    even = per_axis(padding, n)
     return even, even
 
 
