@@ -33,7 +33,7 @@ def network(name: str) -> tuple[Any, Any]:
     from torch import nn
 
     import classlens
-    from classlens.coverage import _give_statistics, _smallest_input
+    from classlens.evaluate.coverage import _give_statistics, _smallest_input
 
     torch.manual_seed(0)
     loaded = classlens.load(name, weights=None)
@@ -151,7 +151,7 @@ def main() -> None:
     if options.table:
         print(table(rows))
         return
-    from classlens.coverage import network_names
+    from classlens.evaluate.coverage import network_names
 
     names = network_names("torchvision")
     for i, name in enumerate(names, start=1):

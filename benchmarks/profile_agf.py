@@ -62,7 +62,7 @@ def clocked(times: dict[str, float], name: str, work: Callable[[], Any]) -> Any:
 def profile(network: str, method: str, rounds: int = 5) -> str:
     """A Markdown section."""
     import classlens
-    from classlens.capture import record
+    from classlens.core.capture import record
     from classlens.methods import METHODS
 
     model, images = bench.build(network), torch.rand(1, 3, 224, 224)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from classlens.capture import record
-from classlens.rules import propagate, rule_for
+from classlens.core.capture import record
+from classlens.core.rules import propagate, rule_for
 
 
 class Does(nn.Module):

@@ -22,11 +22,11 @@ import typer
 from PIL import Image
 
 from classlens.cli import app
+from classlens.core.rules import RULES
+from classlens.data.layouts import LAYOUTS
 from classlens.demo import picture
-from classlens.evaluate.datasets import LAYOUTS
 from classlens.methods import METHODS, method_names
 from classlens.models._torchvision import import_torchvision
-from classlens.rules import RULES
 from networks import build
 
 ROOT = Path(__file__).resolve().parents[1]

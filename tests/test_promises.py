@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture.tape import pick_output
+from classlens.core.capture import pick_output
 from classlens.errors import ModelError
 from classlens.methods import METHODS
 from networks import NETWORKS, RELU_LIKE, build, pictures

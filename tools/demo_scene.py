@@ -1,6 +1,6 @@
-"""Make src/classlens/data/demo.jpg: a cat behind a table with an espresso, from two CC0 photographs.
+"""Make src/classlens/assets/demo.jpg: a cat behind a table with an espresso, from two CC0 photographs.
 
-    python tools/demo_scene.py src/classlens/data/demo.jpg
+    python tools/demo_scene.py src/classlens/assets/demo.jpg
 
 Needs scikit-image, which brings the photographs along. The numbers below were chosen by eye, and so that
 EfficientNet-Lite0 finds both classes about equally likely in the centre it looks at.

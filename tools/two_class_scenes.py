@@ -20,8 +20,8 @@ from PIL import Image
 
 import classlens
 from classlens import render
+from classlens.data.layouts import IGNORE, Dataset, open_dataset
 from classlens.errors import TargetError
-from classlens.evaluate.datasets import IGNORE, Dataset, open_dataset
 
 METHODS = ("agf", "gradcam", "lrp", "clrp", "agf-release")
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from classlens import selfsup
     from classlens.comparison import Comparison, compare
+    from classlens.core.targets import above, top
     from classlens.errors import ClasslensError
     from classlens.explanation import Explanation, Report, explain
     from classlens.methods import METHODS
     from classlens.models import LoadedModel, load
-    from classlens.targets import above, top
 
 # Where each public name lives. They are imported when first used: torch takes seconds, `classlens --help` should not.
 _HOMES = {
     "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
     "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
-    "load": "models", "above": "targets", "top": "targets",
+    "load": "models", "above": "core.targets", "top": "core.targets",
 }  # fmt: skip
 _MODULES = ("selfsup",)
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from classlens.core.targets import Targets
 from classlens.errors import MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import method_names
 from classlens.models.loaded import LoadedModel
-from classlens.targets import Targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

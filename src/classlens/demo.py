@@ -2,7 +2,7 @@
 
     classlens demo
 
-The picture is made of two CC0 photographs; `data/README.md` says which and how.
+The picture is made of two CC0 photographs; `assets/README.md` says which and how.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLASSES = ("Egyptian cat", "espresso")
 
 def picture() -> bytes:
     """The demo picture as a JPEG file's content: a cat behind a table with an espresso."""
-    return (files("classlens") / "data" / "demo.jpg").read_bytes()
+    return (files("classlens") / "assets" / "demo.jpg").read_bytes()
 
 
 def run(folder: str | os.PathLike[str] = "out") -> Path:

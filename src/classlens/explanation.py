@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import glance, record, unwrap
-from classlens.capture.tape import Picker
+from classlens.core.capture import Picker, record, record_logits, unwrap
+from classlens.core.targets import Targets, name_of, resolve_targets
+from classlens.data.images import check_batch
 from classlens.errors import ImageError, ModelError, TargetError
-from classlens.images import check_batch
 from classlens.methods import Case, LayerTrace, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel
-from classlens.targets import Targets, name_of, resolve_targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +161,7 @@ def run(
     check_options(chosen, options)
     network, batch, loaded = _prepare(model, images)
     with torch.inference_mode(False):  # a caller's inference mode would forbid what the methods do
-        tape = (record if chosen.layers else glance)(network, batch, output)
+        tape = (record if chosen.layers else record_logits)(network, batch, output)
         _check_logits(tape.logits, len(batch))
         classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
         if tape.logits.shape[1] == 1 and not chosen.scalars:

@@ -11,8 +11,8 @@ from app import small
 from classlens import render
 from classlens.app import actions
 from classlens.app.actions import Blank, Panel, Studio, Wish
+from classlens.data.images import to_tensor
 from classlens.errors import ImageError, MethodError, TargetError
-from classlens.images import to_tensor
 from classlens.models import LoadedModel, Preprocess
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "worlds"))
 
 from classlens.evaluate import Settings, records, report, run
 

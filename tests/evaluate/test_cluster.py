@@ -54,7 +54,7 @@ def stay_on_this_machine(own_token: None, monkeypatch: pytest.MonkeyPatch) -> No
     if importlib.util.find_spec("ray"):
         services = importlib.import_module("ray._private.services")
         monkeypatch.setattr(services, "get_node_ip_address", lambda address=None: "127.0.0.1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent / "worlds"), str(HERE.parents[1] / "src")]))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,9 @@ def cluster(own_token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("ray", numbered=False) if len(str(tmp_path_factory.getbasetemp())) < 40 else None
     port = free_port()
     address = f"127.0.0.1:{port}"
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(HERE.parent / "worlds"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     common = [
         "--node-ip-address=127.0.0.1",

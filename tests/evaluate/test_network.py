@@ -8,7 +8,7 @@ import torch
 from world import make
 
 import classlens
-from classlens.capture import record
+from classlens.core.capture import record
 from classlens.evaluate import network
 from classlens.evaluate.network import Network, Stopwatch, fingerprint, framed, images_per_forward, short_name
 from classlens.models import LoadedModel, Preprocess

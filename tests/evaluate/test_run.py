@@ -17,9 +17,9 @@ from PIL import Image
 from world import make
 
 import classlens
+from classlens.data.layouts import half_of
 from classlens.errors import MethodError
 from classlens.evaluate import DataError, Settings, SettingsError, run
-from classlens.evaluate.datasets import half_of
 from classlens.evaluate.records import SCHEMAS, Store
 from classlens.evaluate.worker import Worker
 from classlens.methods import registry

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from classlens.capture import record
+from classlens.core.capture import record
 from classlens.evaluate import sanity
 from networks import Plain, Residual
 

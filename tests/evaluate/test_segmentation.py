@@ -5,8 +5,8 @@ import pytest
 from world import picture
 
 import goldens
+from classlens.data.layouts import IGNORE
 from classlens.evaluate import segmentation
-from classlens.evaluate.datasets import IGNORE
 from classlens.evaluate.stats import estimate, ratio
 
 

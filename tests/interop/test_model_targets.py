@@ -17,10 +17,10 @@ from pytorch_grad_cam.utils.model_targets import (
 from torch import Tensor
 
 import classlens
+from classlens.core.targets import Scalar
 from classlens.errors import TargetError
 from classlens.methods import METHODS
-from classlens.rules.agf import highlighted, log_odds
-from classlens.targets import Scalar
+from classlens.methods.agf.terms import highlighted, log_odds
 from networks import build, pictures
 from quick import QUICK
 

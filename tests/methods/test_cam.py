@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture import record
+from classlens.core.capture import record
 from classlens.errors import MethodError
 from classlens.methods.cam import apart_from_similar, spatial_cuts
 from goldens import distance, load, needs_goldens, targets

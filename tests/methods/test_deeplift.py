@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture import record
+from classlens.core.capture import record
 from classlens.errors import CaptureError, MethodError
 from classlens.methods.deeplift import multipliers
 from classlens.methods.inputs import baselines

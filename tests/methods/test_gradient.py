@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture import record
+from classlens.core.capture import record
 from classlens.errors import MethodError
 from classlens.methods import Case
 from classlens.methods.gradient import released_path, smoothed

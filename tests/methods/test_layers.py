@@ -3,9 +3,9 @@ import torch
 from torch import Tensor, nn
 
 import classlens
-from classlens.capture import record
+from classlens.core.capture import record
+from classlens.methods.agf import terms as agf
 from classlens.methods.layers import head_layers, over_places, patch_layers
-from classlens.rules import agf
 from networks import build, pictures
 
 

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 import classlens
 import goldens
 import reference
-from classlens.capture import record
+from classlens.core.capture import record
+from classlens.core.rules.linear import linear_map
 from classlens.errors import MethodError
 from classlens.methods.relevance import excited, relative
-from classlens.rules.linear import linear_map
 from goldens import needs_goldens
 from networks import NETWORKS, build, pictures
 
@@ -123,7 +123,7 @@ def test_composites_differ_from_their_parts_only_where_they_should() -> None:
     z = dense.sum()
     r = (dense / (z + 1e-6 * z.sign()) * model(x)[0, 1]).detach().reshape(hidden.shape)
     node = record(model, x).nodes[0]
-    from classlens.rules import linear
+    from classlens.core.rules import linear
 
     assert torch.allclose(box.maps[0, 0], linear.boxed(linear_map(node), r[None]).sum((0, 1, 2)))
     assert torch.allclose(flat.maps[0, 0], linear.flat(linear_map(node), r[None]).sum((0, 1, 2)))

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from classlens.data.labels import imagenet, imagenet_wnids
 from classlens.errors import ModelError
-from classlens.labels import imagenet, imagenet_wnids
 from classlens.models import Preprocess, load, write_card
 from classlens.models.cards import apply_overrides, read_card
 from classlens.models.checkpoint import read_weights

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from skimage import data
 from torch import nn
 
+from classlens.data.labels import imagenet
 from classlens.errors import ModelError
-from classlens.labels import imagenet
 from classlens.models import DEFAULT, KINDS, MODELS, LoadedModel, Preprocess, _torchvision, load, sources
 from classlens.models._torchvision import import_timm, import_torchvision
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from skimage import data
 
+from classlens.data.images import to_tensor
 from classlens.errors import ImageError, ModelError
-from classlens.images import to_tensor
 from classlens.models import Preprocess
 from classlens.models._torchvision import import_timm, import_torchvision
 from classlens.models.sources import from_timm, from_torchvision

@@ -14,9 +14,9 @@ from PIL import Image
 from sorting import net
 
 from classlens import selfsup
+from classlens.data.layouts import DataError, open_dataset
 from classlens.errors import ClasslensError, MethodError
 from classlens.evaluate import perturbation, segmentation
-from classlens.evaluate.datasets import DataError, open_dataset
 from classlens.evaluate.records import Store
 from classlens.evaluate.worker import framed_mask
 from classlens.selfsup import evaluation

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import classlens
-from classlens.cli_selfsup_train import probe
+from classlens.cli.selfsup_train import probe
 from classlens.errors import ClasslensError
 from classlens.evaluate import open_dataset
 from classlens.models import LoadedModel, Preprocess

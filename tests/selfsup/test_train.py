@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import classlens
-from classlens.cli_selfsup_train import Network, Recipe, train
+from classlens.cli.selfsup_train import Network, Recipe, train
 from classlens.errors import ClasslensError
 from classlens.selfsup.collection import find_pictures, read_pictures
 from classlens.selfsup.networks import NETWORKS

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "worlds"))
 
 import matplotlib.figure  # noqa: F401  these two are imported late: once here, not in every child
 import torch._dynamo  # noqa: F401

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from squares import LABELS, picture
 
-from classlens.evaluate.datasets import DataError
+from classlens.data.layouts import DataError
 from classlens.models import Preprocess
 from classlens.training.data import classes_in, open_data, random_view, skipped_text, whole_view
 

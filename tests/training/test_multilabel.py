@@ -17,10 +17,10 @@ from sklearn.metrics import average_precision_score
 from squares import LABELS
 
 import classlens
+from classlens.core.targets import resolve_targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.evaluate import Settings, run
 from classlens.models import load
-from classlens.targets import resolve_targets
 from classlens.training import Choices, Recipe, TrainingError, open_data, train_multilabel
 from classlens.training.data import whole_view
 from classlens.training.loop import SCHEDULES, Epoch, best_of, is_finished, mean_average_precision

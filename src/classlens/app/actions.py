@@ -30,9 +30,9 @@ from PIL import Image
 from torch import Tensor
 
 from classlens import demo, render
+from classlens.data.images import open_image, to_tensor
 from classlens.errors import ClasslensError, ImageError, MethodError, TargetError
 from classlens.explanation import Explanation, explain
-from classlens.images import open_image, to_tensor
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
 
@@ -123,7 +123,7 @@ class Studio:
         self._closed = False
 
     def open(self, content: bytes) -> Picture:
-        """A picture file's content, decoded within the limits of `classlens.images`."""
+        """A picture file's content, decoded within the limits of `classlens.data.images`."""
         if len(content) > MAX_UPLOAD:
             raise too_large()
         image = open_image(Upload(content))

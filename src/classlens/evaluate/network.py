@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import Tape, record, unwrap
-from classlens.capture.tape import pick_output
+from classlens.core.capture import Tape, pick_output, record, unwrap
 from classlens.errors import ModelError
 from classlens.methods import Case, resolve
 from classlens.models import LoadedModel, Preprocess

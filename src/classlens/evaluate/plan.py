@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from classlens.data.layouts import LAYOUTS, DataError, Dataset, Item
 from classlens.evaluate import pointing
-from classlens.evaluate.datasets import LAYOUTS, DataError, Dataset, Item
 from classlens.evaluate.records import SCHEMAS, Store, finished, where
 from classlens.evaluate.settings import Config, Settings, configs
 from classlens.evaluate.shards import Done, Shard, grid_shards, image_shards

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
+from classlens.data.layouts import data_hash
 from classlens.evaluate import report
-from classlens.evaluate.datasets import data_hash
 from classlens.evaluate.plan import Plan, grid_work, image_work, make_plan
 from classlens.evaluate.records import Store
 from classlens.evaluate.settings import Settings

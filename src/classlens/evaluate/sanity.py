@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from classlens.capture import Tape
+from classlens.core.capture import Tape
 
 STAGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the layers randomised; 0: the topmost alone
 MEASURES = ("ssim", "rank", "hog")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from classlens.evaluate.datasets import Item
+from classlens.data.layouts import Item
 from classlens.evaluate.pointing import Grid, cells
 from classlens.evaluate.settings import Config
 

@@ -12,10 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from classlens.capture import Tape
-from classlens.errors import ClasslensError, ImageError, ModelError
-from classlens.evaluate import perturbation, pointing, sanity, segmentation
-from classlens.evaluate.datasets import (
+from classlens.core.capture import Tape
+from classlens.data.layouts import (
     IGNORE,
     Dataset,
     Item,
@@ -24,6 +22,8 @@ from classlens.evaluate.datasets import (
     label_index,
     open_dataset,
 )  # fmt: skip
+from classlens.errors import ClasslensError, ImageError, ModelError
+from classlens.evaluate import perturbation, pointing, sanity, segmentation
 from classlens.evaluate.network import Network, Stopwatch, images_per_forward
 from classlens.evaluate.pointing import Grid
 from classlens.evaluate.records import Row

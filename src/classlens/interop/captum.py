@@ -21,13 +21,13 @@ from captum.log import log_usage
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classlens.capture.tape import Picker, pick_output
+from classlens.core.capture import Picker, pick_output
+from classlens.core.rules.generic import divide
+from classlens.core.targets import Targets
 from classlens.errors import ImageError, ModelError, TargetError
 from classlens.explanation import Explanation, run
 from classlens.methods import METHODS, check_options
 from classlens.models.loaded import LoadedModel
-from classlens.rules.generic import divide
-from classlens.targets import Targets
 
 # Words of method names that are not spelled with one capital letter.
 _SPELLED = {

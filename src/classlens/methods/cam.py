@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.capture import Tape, Value
+from classlens.core.capture import Tape, Value
+from classlens.core.rules.generic import divide
+from classlens.core.rules.linear import LINEAR_OPS
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
 from classlens.methods.registry import Case, Result, is_release, method
-from classlens.rules.generic import divide
-from classlens.rules.linear import LINEAR_OPS
 
 _AVERAGES = ("avg_pool2d", "adaptive_avg_pool2d")
 _MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens beside the picture's own

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classlens.capture import Node, Tape, Value, record
+from classlens.core.capture import Node, Tape, Value, record
+from classlens.core.rules.generic import Shares, divide, transported
+from classlens.core.rules.linear import LINEAR_OPS, linear_map, only
+from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
+from classlens.core.rules.table import ACTIVATIONS, MOVES, MOVES_MANY, SUMS, pasted
 from classlens.errors import CaptureError, UnsupportedOp
 from classlens.methods.gradient import complete
 from classlens.methods.inputs import Baseline, asked
 from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.progress import track
 from classlens.methods.registry import Case, Result, method
-from classlens.rules.generic import Shares, divide, transported
-from classlens.rules.linear import LINEAR_OPS, linear_map, only
-from classlens.rules.propagate import MULTI_OUTPUT, propagate
-from classlens.rules.table import ACTIVATIONS, MOVES, MOVES_MANY, SUMS, pasted
 
 POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
 

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.capture import Node, folded
-from classlens.capture.fold import batchnorm_affine
+from classlens.core.capture import Node, folded
+from classlens.core.capture.fold import batchnorm_affine
+from classlens.core.rules.linear import LINEAR_OPS, linear_map
 from classlens.methods.registry import Balance, Case, Result, is_release, method, total
-from classlens.rules.linear import LINEAR_OPS, linear_map
 
 
 def bias_of(node: Node) -> Tensor | None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from classlens.core.targets import scores
 from classlens.methods.inputs import (
     Baseline,
     asked,
@@ -28,7 +29,6 @@ from classlens.methods.inputs import baseline as make_baseline
 from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Balance, Case, Result, is_release, method, of_colours
-from classlens.targets import scores
 
 _TOGETHER = 8  # images that go through the network at once
 

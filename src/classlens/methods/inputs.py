@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.capture.tape import GradientsStayOn, pick_output
+from classlens.core.capture import GradientsStayOn, pick_output
 from classlens.errors import MethodError
 from classlens.methods.registry import Case
 

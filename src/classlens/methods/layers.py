@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from classlens.capture import Node, Tape, Value
+from classlens.core.capture import Node, Tape, Value
+from classlens.core.rules.linear import LINEAR_OPS, linear_map
+from classlens.core.rules.table import ACTIVATIONS, MOVES, NORMS
 from classlens.errors import MethodError
-from classlens.rules.linear import LINEAR_OPS, linear_map
-from classlens.rules.table import ACTIVATIONS, MOVES, NORMS
 
 _SHAPE_ONLY = frozenset((*MOVES, "dropout", "identity")) - {"cat", "stack", "setitem", "where", "maximum"}
 

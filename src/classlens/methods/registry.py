@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import Tape, Value
-from classlens.capture.tape import Picker
+from classlens.core.capture import Picker, Tape, Value
+from classlens.core.rules.propagate import Sweep
+from classlens.core.targets import OfClass, Scalar, directions, picked, scores
 from classlens.errors import MethodError
-from classlens.rules.propagate import Sweep
-from classlens.targets import OfClass, Scalar, directions, picked, scores
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from classlens.capture import Node, Value, folded
-from classlens.methods.layers import evidence_at, first_layers, gradient_values, last_layers
-from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
-from classlens.rules.generic import Quotient, Shares, divide, divide_released, proportional
-from classlens.rules.linear import (
+from classlens.core.capture import Node, Value, folded
+from classlens.core.rules.generic import Quotient, Shares, divide, divide_released, proportional
+from classlens.core.rules.linear import (
     LINEAR_OPS,
     LinearMap,
     absolute,
@@ -25,8 +23,10 @@ from classlens.rules.linear import (
     only,
     positive,
 )
-from classlens.rules.linear import gamma as gamma_rule
-from classlens.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
+from classlens.core.rules.linear import gamma as gamma_rule
+from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
+from classlens.methods.layers import evidence_at, first_layers, gradient_values, last_layers
+from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
 FAMILY = "relevance propagation"

@@ -37,8 +37,8 @@ from typing import Any, TypeAlias
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from classlens.data.labels import imagenet
 from classlens.errors import ModelError
-from classlens.labels import imagenet
 from classlens.models._text import reason
 from classlens.models.heads import Head
 from classlens.models.preprocess import Preprocess

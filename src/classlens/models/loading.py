@@ -47,7 +47,7 @@ KINDS: dict[str, ModelInfo] = {
 }
 """The other kinds of name that `load` takes."""
 
-_DATA = Path(__file__).parent.parent / "data"
+_ASSETS = Path(__file__).parent.parent / "assets"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -83,7 +83,7 @@ def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel
     if name in EMBEDDED:
         return _from_architecture(name, embedded(name), weights)
     if name in SHIPPED:
-        return _from_card(str(_DATA / name), weights)
+        return _from_card(str(_ASSETS / name), weights)
     if library in LIBRARIES:
         return _from_architecture(name, LIBRARIES[library](rest), weights)
     if _FUNCTION.fullmatch(name):

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from classlens.data.images import MAX_PIXELS, ImageSource, open_image, to_tensor
 from classlens.errors import ImageError, ModelError
-from classlens.images import MAX_PIXELS, ImageSource, open_image, to_tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

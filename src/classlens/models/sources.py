@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from classlens.data.labels import imagenet
 from classlens.errors import ModelError
-from classlens.labels import imagenet
 from classlens.models import selfsup as families
 from classlens.models._text import nearest, reason
 from classlens.models._torchvision import import_timm, import_torchvision

@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classlens.capture import unwrap
+from classlens.core.capture import unwrap
+from classlens.data.images import check_batch
+from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.errors import ClasslensError, ImageError
-from classlens.evaluate.datasets import Dataset, Item, open_dataset
 from classlens.evaluate.network import fingerprint, input_size
-from classlens.images import check_batch
 from classlens.models import LoadedModel, Preprocess
 from classlens.render import write_text
 from classlens.selfsup.split import Encoder, split

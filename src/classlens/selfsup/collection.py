@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from classlens.data.images import open_image
+from classlens.data.layouts import DataError, Item, open_dataset
 from classlens.errors import ImageError
-from classlens.evaluate.datasets import DataError, Item, open_dataset
-from classlens.images import open_image
 from classlens.models import Preprocess
 from classlens.render import write_text
 from classlens.training.data import Progress

@@ -20,15 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from classlens import explanation as core
-from classlens.capture import unwrap
-from classlens.capture.tape import Picker
+from classlens.core.capture import Picker, unwrap
+from classlens.core.targets import Scalar, Targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.explanation import Explanation, Report
 from classlens.methods.progress import ticker
 from classlens.models.loaded import LoadedModel
 from classlens.selfsup.bank import Bank, BankError, Neighbours, bank_of_folder, hashes_of, is_bank
 from classlens.selfsup.split import NO_HEAD, AtHead, Encoder, Head, Layer, split
-from classlens.targets import Scalar, Targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,9 +23,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from classlens.data.layouts import DataError, Dataset, Item, Mask, data_hash, open_dataset
 from classlens.errors import ClasslensError, ImageError, MethodError
 from classlens.evaluate import metrics, perturbation, segmentation, tables
-from classlens.evaluate.datasets import DataError, Dataset, Item, Mask, data_hash, open_dataset
 from classlens.evaluate.network import Network, images_per_forward
 from classlens.evaluate.records import Row, Store, finished, same_pictures, where
 from classlens.evaluate.run import versions

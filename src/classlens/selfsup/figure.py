@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from classlens.images import to_image
-from classlens.render import RGB, _draw, _foot, _head, _legend, _panels, overlay, probability_text
+from classlens.data.images import to_image
+from classlens.render.figures import RGB, _draw, _foot, _head, _legend, _panels, overlay, probability_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

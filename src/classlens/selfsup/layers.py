@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, folded
 from classlens.errors import ImageError
-from classlens.evaluate.datasets import IGNORE, DataError, Dataset, Item, Mask, folded
 from classlens.evaluate.metrics import Metric, metrics
 from classlens.evaluate.network import short_name
 from classlens.evaluate.segmentation import foreground_scores

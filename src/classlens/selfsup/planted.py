@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.evaluate.datasets import Mask
+from classlens.data.layouts import Mask
 
 RADIUS = 0.2  # of the shorter side: an eighth of a square picture
 

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from classlens.data.layouts import DataError
 from classlens.errors import ModelError
-from classlens.evaluate.datasets import DataError
 from classlens.evaluate.network import fingerprint as model_fingerprint
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights

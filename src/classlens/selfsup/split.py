@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from classlens.capture import Node, Tape, ops, record, unwrap
-from classlens.capture.tape import Picker, pick_output
+from classlens.core import ops
+from classlens.core.capture import Node, Picker, Tape, pick_output, record, unwrap
 from classlens.errors import ModelError
 from classlens.methods.layers import last_layers
 

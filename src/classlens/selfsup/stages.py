@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classlens.capture import unwrap
+from classlens.core.capture import unwrap
 from classlens.errors import ModelError
 
 _FEW = 8  # a network with so many convolutions has a stage for each

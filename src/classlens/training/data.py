@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from classlens.errors import ImageError
-from classlens.evaluate.datasets import (
+from classlens.data.images import open_image, to_tensor
+from classlens.data.layouts import (
     IGNORE,
     DataError,
     Dataset,
@@ -34,8 +34,8 @@ from classlens.evaluate.datasets import (
     open_dataset,
     pictures_in,
 )
+from classlens.errors import ImageError
 from classlens.evaluate.network import input_size
-from classlens.images import open_image, to_tensor
 from classlens.models import Preprocess
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from classlens.capture.tape import pick_output
+from classlens.core.capture import pick_output
 from classlens.errors import ModelError
 from classlens.evaluate.network import input_size
 from classlens.models import LoadedModel, Preprocess, load

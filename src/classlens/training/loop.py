@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classlens.capture.tape import pick_output
+from classlens.core.capture import pick_output
 from classlens.errors import ClasslensError
 from classlens.evaluate.segmentation import average_precision
 from classlens.training.data import Progress

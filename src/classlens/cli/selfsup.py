@@ -1,0 +1,322 @@
+"""The commands `classlens selfsup ...`: read options, call `classlens.selfsup`, print. Nothing is computed here."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from classlens.cli.options import Device, Seed, Threads
+from classlens.cli.selfsup_train import _bar, _set_threads, probe, train
+from classlens.errors import ImageError
+
+if TYPE_CHECKING:
+    from classlens.models import LoadedModel
+    from classlens.selfsup import Contrast
+    from classlens.selfsup.evaluation import Outcome
+
+selfsup = typer.Typer(no_args_is_help=True, help="Explain networks that were trained without labels.")
+
+
+class Mode(StrEnum):
+    """What the head reads."""
+
+    difference = "difference"
+    sum = "sum"
+    none = "none"
+
+
+class Metric(StrEnum):
+    """What near means."""
+
+    euclidean = "euclidean"
+    cosine = "cosine"
+
+
+class Reading(StrEnum):
+    """How Algorithm 2 is read."""
+
+    literal = "literal"
+    image = "image"
+    logits = "logits"
+
+
+class Test(StrEnum):
+    """What to measure."""
+
+    perturbation = "perturbation"
+    segmentation = "segmentation"
+    planted = "planted"
+
+
+class Explained(StrEnum):
+    """Which class is explained."""
+
+    contrast = "contrast"
+    predicted = "predicted"
+
+
+# Options that several commands have.
+Model = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
+Weights = Annotated[str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The module that reads the latent, or `none` for a backbone whose output is its latent.  "
+        "[default: the last linear layer]",
+        show_default=False,
+    ),
+]
+Split = Annotated[str, typer.Option(help="VOC: which list of pictures.")]
+Near = Annotated[Metric, typer.Option("--metric", help="What near means.")]
+Read = Annotated[
+    Reading,
+    typer.Option(
+        "--reading",
+        help="`literal`: the head reads L_I - L_N. `image`: it does, but the evidence starts with L_I. `logits`: the "
+        "logits are subtracted.",
+    ),
+]
+BankFolder = Annotated[
+    Path,
+    typer.Option("--bank", metavar="BANK|DIR", help="What `classlens selfsup bank` made, or a folder of pictures."),
+]
+
+
+@selfsup.callback()
+def _selfsup() -> None:
+    """Explain networks that were trained without labels: by what sets an image apart from its nearest neighbour."""
+
+
+@selfsup.command(no_args_is_help=True)
+def bank(
+    images: Annotated[
+        str, typer.Argument(metavar="IMAGES", help="A folder of pictures, or a data set that `evaluate` knows.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="BANK", help="The folder of the bank; the same command goes on there.")],
+    model: Model = "efficientnet-lite0",
+    weights: Weights = "default",
+    head: Head = None,
+    split: Split = "val",
+    limit: Annotated[int | None, typer.Option(min=1, help="Pictures at most: a stable choice.")] = None,
+    seed: Seed = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 8,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Compute the latents of many pictures once, to find nearest neighbours among.
+
+        classlens selfsup bank pictures/ --out bank
+
+        classlens selfsup bank pictures/ --model selfsup:scan --weights scan_imagenet_50.pth.tar --out bank
+
+    Stopped, even killed, the same command goes on where it was.
+    """
+    _set_threads(threads)
+    from classlens.selfsup import build_bank
+
+    loaded = _load(model, weights, device)
+    with _bar() as show:
+        made = build_bank(
+            loaded, images, out, head=head, split_name=split, limit=limit, seed=seed, batch_size=batch_size,
+            progress=show,
+        )  # fmt: skip
+    broken = len(made.rows) - len(made)
+    remark = f" ({broken} pictures could not be read)" if broken else ""
+    typer.echo(f"{len(made)} latents of {made.latents.shape[1]} numbers, read by {made.head}{remark}")
+    typer.echo(f"-> {out}")
+
+
+@selfsup.command(no_args_is_help=True)
+def explain(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Picture files.", show_default=False)],
+    bank: BankFolder,
+    model: Model = "efficientnet-lite0",
+    weights: Weights = "default",
+    method: Annotated[str, typer.Option(help="How; `classlens methods` lists them.")] = "agf",
+    mode: Annotated[
+        Mode, typer.Option(help="The head reads the difference from the neighbour, the sum, or the image alone.")
+    ] = Mode.difference,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class", metavar="NAME|INDEX",
+            help="A class to explain; `predicted` is that of the image itself; `cosine` (without a head) the likeness "
+            "to the neighbour.  [default: the likeliest of the contrast]", show_default=False,
+        ),
+    ] = None,
+    metric: Near = Metric.euclidean,
+    reading: Read = Reading.literal,
+    head: Head = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:  # fmt: skip
+    """Show where a network finds what sets an image apart from its nearest neighbour.
+
+        classlens selfsup explain photo.jpg --bank bank
+
+        classlens selfsup explain photo.jpg --bank pictures/ --mode sum --method rap
+
+    Writes OUT/photo/neighbours.png (image, neighbour, map without and with it), overlays, maps.npz and report.json.
+    """
+    _set_threads(threads)
+    from classlens import selfsup as library
+    from classlens.methods.progress import reporting
+    from classlens.selfsup.bank import encoder_of
+    from classlens.selfsup.contrast import open_bank
+
+    loaded = _load(model, weights, device)
+    targets: Any = classes[0] if classes and len(classes) == 1 else [classes] if classes else None
+    options = {"targets": targets, "metric": metric.value, "reading": reading.value, "head": head}
+    done: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    with _bar() as show, reporting(show):
+        opened = open_bank(bank, loaded, encoder_of(loaded, head))
+        for number, image in enumerate(images):
+            show("images", number, len(images))
+            try:
+                found = library.explain(loaded, image, opened, method, mode.value, **options)
+            except ImageError as error:
+                failed.append({"path": str(image), "error": str(error)})
+                continue
+            done.append(_document(found, image, found.save(_folder(image, images, out))))
+        show("images", len(images), len(images))
+    for wrong in failed:
+        typer.echo(f"error: {' '.join(wrong['error'].split())}", err=True)
+    if json:
+        about = {"classlens": version("classlens"), "model": model, "method": method, "mode": mode.value}
+        typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+    else:
+        _show(done)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _show(done: list[dict[str, Any]]) -> None:
+    for entry in done:
+        typer.echo(f"{entry['path']}: {entry['class']}; without its neighbour {entry['class_without'] or '–'}")
+        typer.echo(f"  neighbour {entry['neighbour']}, distance {entry['distance']:.4g}")
+        typer.echo(f"  -> {entry['files'][0]}")
+
+
+@selfsup.command(no_args_is_help=True)
+def evaluate(
+    test: Annotated[Test, typer.Argument(metavar="TEST", help="perturbation, segmentation or planted.")],
+    data: Annotated[str, typer.Option(metavar="DIR", help="A data set, as for `classlens evaluate`.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    bank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BANK|DIR",
+            help="What `classlens selfsup bank` made, or a folder of pictures; `planted` needs none.",
+        ),
+    ] = None,
+    model: Model = "efficientnet-lite0",
+    weights: Weights = "default",
+    methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,rap",
+    modes: Annotated[str, typer.Option(help="difference, sum, none (commas).")] = "difference,sum,none",
+    explain: Annotated[
+        Explained,
+        typer.Option(help="`contrast`: the likeliest class of what the head reads. `predicted`: of the image itself."),
+    ] = Explained.contrast,
+    metric: Near = Metric.euclidean,
+    reading: Read = Reading.literal,
+    head: Head = None,
+    fill: Annotated[str, typer.Option(help="Perturbation: removed pixels are black, blur or mean.")] = "black",
+    split: Split = "val",
+    limit: Annotated[int | None, typer.Option(min=1, help="Pictures at most: a stable choice.")] = None,
+    seed: Seed = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 4,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Measure whether maps are better with the neighbour: the paper's two tables, and a test with a known difference.
+
+        classlens selfsup evaluate perturbation --data pictures/ --bank bank --out runs/ssl
+
+        classlens selfsup evaluate segmentation --data oxford-pets --bank bank --methods agf,rap,gradcam --out runs/seg
+
+        classlens selfsup evaluate planted --data pictures/ --reading literal --out runs/planted
+
+    `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Stopped, even killed,
+    the same command goes on where it was. Writes RUN/table.md, table.csv, rows and a manifest.
+    """
+    _set_threads(threads)
+    from classlens.methods import split_names
+    from classlens.models.loading import pick_device
+    from classlens.selfsup.evaluation import Settings, run
+
+    settings = Settings(
+        test=test.value,
+        data=data,
+        bank=None if bank is None else str(bank),
+        model=model,
+        weights=None if weights == "none" else weights,
+        device=pick_device(device),
+        methods=tuple(split_names(methods)),
+        modes=tuple(split_names(modes)),
+        metric=metric.value,
+        reading=reading.value,
+        explain=explain.value,
+        head=head,
+        split=split,
+        fill=fill,
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    with _bar() as show:
+        outcome = run(settings, out, show, ["classlens", *sys.argv[1:]])
+    _print(outcome)
+
+
+selfsup.command(no_args_is_help=True)(train)
+selfsup.command(no_args_is_help=True)(probe)
+
+
+def _print(outcome: Outcome) -> None:
+    from classlens.evaluate.tables import terminal
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a file has room
+    console.print(terminal(outcome.table))
+    for text in (outcome.paired, *(f"note: {note}" for note in outcome.notes)):
+        console.print(text, markup=False, highlight=False)
+    for file in outcome.files:
+        console.print(f"-> {file}", markup=False, highlight=False)
+
+
+def _load(model: str, weights: str, device: str) -> LoadedModel:
+    import classlens
+    from classlens.models.loading import pick_device
+
+    return classlens.load(model, None if weights == "none" else weights, pick_device(device))
+
+
+def _folder(image: Path, images: list[Path], out: Path) -> Path:
+    """OUT/photo; of two photo.jpg in different folders the second is OUT/photo-2."""
+    same = [other for other in images[: images.index(image)] if other.stem == image.stem]
+    return out / (f"{image.stem}-{len(same) + 1}" if same else image.stem)
+
+
+def _document(found: Contrast, image: Path, written: list[Path]) -> dict[str, Any]:
+    plain = found.without
+    return {
+        "path": str(image),
+        "class": found.label(int(found.targets[0, 0])),
+        "class_without": None if plain is None else plain.label(int(plain.targets[0, 0])),
+        "neighbour": found.neighbours[0],
+        "distance": float(found.distances[0]),
+        "report": found.report.to_json(),
+        "files": [str(path) for path in written],
+    }

@@ -1,0 +1,182 @@
+"""The commands `classlens train` and `classlens data`: read options, call the library, print."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from classlens.cli.options import Layout
+
+if TYPE_CHECKING:
+    from classlens.training import Trained
+
+train = typer.Typer(no_args_is_help=True, help="Train a classifier on data of your own.")
+data = typer.Typer(no_args_is_help=True, help="Make data sets.")
+
+
+class Schedule(StrEnum):
+    """How the learning rate falls."""
+
+    cosine = "cosine"
+    step = "step"
+
+
+@train.callback()
+def _train() -> None:
+    """Train a classifier on data of your own."""
+
+
+@train.command(no_args_is_help=True)
+def multilabel(
+    folder: Annotated[Path, typer.Option("--data", metavar="DIR", help="The pictures.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="`voc`: JPEGImages, SegmentationClass, ImageSets. `csv`: labels.csv with image,labels[,split], labels "
+            "with `;`. `folders`: one for each class, or `cat+dog`; in train/ and val/ if they are there."
+        ),
+    ] = Layout.voc,
+    backbone: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
+    weights: Annotated[
+        str, typer.Option(help="Where it begins: `default`, `none`, or a file (that of the body is enough).")
+    ] = "default",
+    hidden: Annotated[
+        str, typer.Option(metavar="N,N", help="Hidden layers of the head, as `512,512`.  [default: none]")
+    ] = "",
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Train the head alone, on cached features: minutes on a CPU.")
+    ] = False,
+    flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Also train with mirror images.")] = True,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs at most.")] = 60,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures of a step.")] = 32,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of Adam, at the start.  [default: 1e-4; 1e-3 for a frozen linear head]")
+    ] = None,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 5e-4,
+    schedule: Annotated[Schedule, typer.Option(help="`cosine` to 0, or `step`: a fifth every 20 epochs.")] = (
+        Schedule.cosine
+    ),
+    patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP before it stops.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")] = None,
+) -> None:
+    """Train a network that may find several classes in a picture, each with a probability of its own.
+
+        classlens train multilabel --data VOCdevkit/VOC2012 --layout voc --freeze --out runs/voc
+
+        classlens explain photo.jpg --model runs/voc --multilabel
+
+    The head of the backbone is found and replaced. With masks, a random crop has the labels of what it shows. Stopped,
+    even killed, the same command goes on where it was and ends with the same numbers. Writes RUN/card.json and
+    model.safetensors (the best epoch), metrics.csv and metrics.png; RUN is a --model for every command.
+    """
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    from classlens.models.loading import pick_device
+    from classlens.training import Choices, Recipe, train_multilabel
+
+    sizes = _sizes(hidden)
+    usual = 1e-3 if freeze and not sizes else 1e-4
+    choices = Choices(
+        data=str(folder),
+        layout=layout.value,
+        backbone=backbone,
+        weights=None if weights == "none" else weights,
+        hidden=sizes,
+        freeze=freeze,
+        flip=flip,
+        device=pick_device(device),
+    )
+    rate = usual if learning_rate is None else learning_rate
+    recipe = Recipe(epochs, batch_size, rate, weight_decay, schedule.value, patience, seed)
+    with _Bar() as bar:
+        trained = train_multilabel(choices, out, recipe, bar.show)
+    _say(trained)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"--hidden is written as 512 or 512,512, not {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _say(trained: Trained) -> None:
+    best = trained.best
+    typer.echo(
+        f"best of {len(trained.history)} epochs: {best.epoch + 1}, validation mAP {100 * best.val_map:.1f} %, "
+        f"F1 {100 * best.val_f1:.1f} %"
+    )
+    typer.echo(f"pictures: {trained.remark}")
+    for name in ("card.json", "model.safetensors", "metrics.csv", "metrics.png"):
+        typer.echo(f"-> {trained.folder / name}")
+
+
+@data.callback()
+def _data() -> None:
+    """Make data sets."""
+
+
+@data.command(no_args_is_help=True)
+def compose(
+    pets: Annotated[Path, typer.Option("--data", metavar="DIR", help="Oxford-IIIT Pet: images, annotations/trimaps.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the scenes.")],
+    train_scenes: Annotated[int, typer.Option("--train", min=1, help="Scenes to train with.")] = 600,
+    val_scenes: Annotated[int, typer.Option("--val", min=1, help="Scenes to validate with, of other animals.")] = 150,
+    side: Annotated[int, typer.Option(min=64, max=1024, help="Height and width of a scene.")] = 320,
+    seed: Annotated[int, typer.Option(min=0, help="Decides every scene.")] = 0,
+) -> None:
+    """Paste two animals of different breeds into one scene, with a mask for each: class-specific ground truth.
+
+        classlens data compose --data oxford-pets --out two-pets
+
+        classlens train multilabel --data two-pets --freeze --out runs/two-pets
+
+        classlens evaluate segmentation --data two-pets --model runs/two-pets --out runs/two-pets-seg
+
+    The animals differ in scale and may overlap; who is in front hides the other. The folder is laid out as VOC, with
+    the breeds in labels.txt. The same seed gives the same files.
+    """
+    from classlens.data.scenes import compose_scenes
+
+    with _Bar() as bar:
+        made = compose_scenes(pets, out, train_scenes, val_scenes, side, seed, bar.show)
+    typer.echo(f"{made.train} + {made.val} scenes of {made.classes} breeds, {made.remark}")
+    typer.echo(f"-> {out}")
+
+
+class _Bar:
+    """Progress on stderr, on a terminal; elsewhere a line at the end of each stage."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._console = console
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """How far a stage has come."""
+        self._bar.update(self._task, description=escape(what), completed=done, total=total)
+        if done == total and not self._console.is_terminal:
+            self._console.print(f"{what}: {total}", markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""What everything rests on: the recorded forward pass, the table of operations, rules and targets."""

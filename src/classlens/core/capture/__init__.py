@@ -1,0 +1,9 @@
+"""Record what one forward pass of an unmodified network does: `record(model, images) -> Tape`."""
+
+from classlens.core.capture.fold import folded
+from classlens.core.capture.forward import GradientsStayOn, Picker, pick_output, record, record_logits, unwrap
+from classlens.core.capture.tape import Node, Tape, Value
+
+__all__ = [
+    "GradientsStayOn", "Node", "Picker", "Tape", "Value", "folded", "pick_output", "record", "record_logits", "unwrap",
+]  # fmt: skip

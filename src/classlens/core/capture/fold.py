@@ -1,0 +1,144 @@
+"""What stands beside a linear layer folded into it: on the tape, never in the user's model.
+
+BatchNorm after it: y = BN(W x + b) with scale k = gamma / sqrt(var + eps) is y = (k W) x + (b - mean) k + beta.
+Zeros padded around its input by an operation of their own are the layer's padding; as inputs they would be handed
+relevance, and lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.core.capture.tape import Node, Tape, Value
+from classlens.core.ops import per_axis
+
+_CONV: dict[str, Any] = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d}
+
+
+def folded(tape: Tape) -> Tape:
+    """The same tape with paddings and normalisations folded into their linear layers where that is exact."""
+    return _fold_norms(_fold_paddings(tape))
+
+
+def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
+    """Scale and offset (each (channels,)) of an evaluation-mode `batch_norm`."""
+    a = node.arguments()
+    mean, var = a["running_mean"], a["running_var"]
+    scale = torch.rsqrt(var + a.get("eps", 1e-5))
+    if a.get("weight") is not None:
+        scale = scale * a["weight"]
+    offset = -mean * scale
+    if a.get("bias") is not None:
+        offset = offset + a["bias"]
+    return scale.detach(), offset.detach()
+
+
+def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
+    return Tape(tuple(new.get(node, node) for node in tape.nodes if node not in gone), tape.image, tape.output)
+
+
+def _sole_producer(tape: Tape, value: Value) -> Node | None:
+    """The node that made a value nobody else reads."""
+    alone = len(tape.consumers[value]) == 1 and value is not tape.output
+    return tape.producer.get(value) if alone else None
+
+
+# -------------------------------------------------------------------------------------------------------- BatchNorm
+
+
+def _fold_norms(tape: Tape) -> Tape:
+    new: dict[Node, Node] = {}
+    gone: set[Node] = set()
+    for node in tape.nodes:
+        layer = _sole_producer(tape, node.inputs[0]) if node.op == "batch_norm" else None
+        if layer is not None and _takes_norm(layer, node):
+            new[node] = _with_norm(layer, node)
+            gone.add(layer)
+    return _rewrite(tape, new, gone)
+
+
+def _takes_norm(layer: Node, norm: Node) -> bool:
+    # Weights that depend on the image, or statistics taken from the batch, cannot be folded.
+    constant = len(layer.inputs) == 1 and norm.arguments().get("running_mean") is not None
+    return constant and (layer.op in _CONV or layer.op == "linear")
+
+
+def _with_norm(layer: Node, norm: Node) -> Node:
+    scale, offset = batchnorm_affine(norm)
+    bias = layer.arguments().get("bias")
+    bias = offset if bias is None else offset + bias.detach() * scale
+    # The weight is scaled when it is used: all scaled weights of a network at once are new memory, which takes longer
+    # to get than to fill.
+    return _changed(layer, norm.outputs, bias=bias, scale=scale)
+
+
+def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """A layer's weight with the scale of the normalisation folded into it."""
+    return weight if scale is None else weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+
+
+def _changed(layer: Node, outputs: tuple[Value, ...], **changes: Any) -> Node:
+    kwargs = layer.arguments() | changes
+    value = kwargs.pop("input")
+    func: Callable[..., Tensor] = _scaled_linear if layer.op == "linear" else _padded_conv
+    return Node(layer.op, func, (value,), kwargs, outputs, layer.module)
+
+
+# ---------------------------------------------------------------------------------------------------------- padding
+
+
+def _fold_paddings(tape: Tape) -> Tape:
+    new: dict[Node, Node] = {}
+    gone: set[Node] = set()
+    for node in tape.nodes:
+        pad = _sole_producer(tape, node.inputs[0]) if node.op in _CONV else None
+        if pad is not None and pad.op == "pad" and (around := _zeros_around(pad, node)) is not None:
+            new[node] = _changed(node, node.outputs, input=pad.inputs[0], padding=around)
+            gone.add(pad)
+    return _rewrite(tape, new, gone)
+
+
+def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(before, after) each axis that `pad` and `conv` together put zeros, or None if they put something else."""
+    given = dict(zip(("input", "pad", "mode", "value"), pad.args, strict=False)) | pad.kwargs
+    own, n = conv.arguments().get("padding", 0), int(conv.op[-2])
+    sizes = list(given["pad"])
+    plain = given.get("mode", "constant") == "constant" and not given.get("value") and not isinstance(own, str)
+    if not plain or len(sizes) > 2 * n or min(sizes, default=0) < 0:
+        return None
+    sizes += [0] * (2 * n - len(sizes))
+    own = per_axis(own, n)
+    # F.pad counts axes from the last one.
+    before = tuple(sizes[2 * (n - 1 - axis)] + own[axis] for axis in range(n))
+    after = tuple(sizes[2 * (n - 1 - axis) + 1] + own[axis] for axis in range(n))
+    return before, after
+
+
+def pad_sizes(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Sizes as F.pad takes them: pairs, the last axis first.
+
+    >>> pad_sizes((1, 2), (3, 4))
+    [2, 4, 1, 3]
+    """
+    return [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+
+
+def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    return F.linear(x, scaled(weight, scale), bias)
+
+
+def _padded_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: Any = 0, scale: Tensor | None = None, **rest: Any
+) -> Tensor:
+    """A convolution whose weight may have a scale, and whose padding may be (before, after) for each axis."""
+    conv = _CONV[f"conv{weight.dim() - 2}d"]
+    if isinstance(padding, tuple) and isinstance(padding[0], tuple):
+        before, after = padding
+        x, padding = F.pad(x, pad_sizes(before, after)), 0
+    result: Tensor = conv(x, scaled(weight, scale), bias, padding=padding, **rest)
+    return result

@@ -1,0 +1,219 @@
+"""How a forward pass is recorded: a `TorchFunctionMode` sees every operation that a network calls.
+
+Functional calls, methods and operators all pass through it; values that are overwritten in place are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from classlens.core import ops
+from classlens.core.capture.tape import Node, Value, leaves, made_again, map_leaves, value_of
+from classlens.errors import CaptureError
+
+# What these gave is made again where it was overwritten and is asked for: it rarely is, and a copy costs as much.
+_MADE_AGAIN = frozenset(("batch_norm", "add"))
+
+
+class Recorder(TorchFunctionMode):
+    """Sees each operation of a forward pass and writes a Node for those that depend on the image."""
+
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
+        self.alive: list[Tensor] = []  # every tensor seen: a freed one would give its id to another
+        self.by_storage: dict[int, list[Tensor]] = {}
+        self.makers: dict[Value, Node] = {}
+        self.constants: set[int] = set()
+        self.names: dict[int, str] = {id(module): name for name, module in modules}
+        self.image_node: Any = None
+        self.switched = False  # the network tried to switch gradients off
+
+    def admit(self, tensor: Tensor) -> Value:
+        """Note a live tensor as it is now."""
+        value = value_of(tensor)
+        if self.image_node is None and value.edge is not None:
+            self.image_node = value.edge.node
+        if id(tensor) not in self.values:
+            self.alive.append(tensor)
+            self.by_storage.setdefault(_storage(tensor), []).append(tensor)
+        self.values[id(tensor)] = value
+        return value
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in ops.ASKS:
+            return func(*args, **kwargs)
+        if ops.is_grad_switch(func):
+            self.switched = True
+            return None
+        frozen, inputs = self._freeze((args, kwargs))
+        if not inputs:
+            return self._constant(func(*args, **kwargs))
+        name: str = getattr(func, "__name__", "")
+        if name in ops.LEAVES_TORCH:
+            raise CaptureError(
+                f"{self._module() or 'the model'} takes a tensor out of torch ({name}), where it cannot be followed; "
+                "write that step with torch operations"
+            )
+        if name in ops.MAKES_CONSTANT:
+            return self._constant(func(*args, **kwargs))
+        if ops.is_mutating(func, args, kwargs):
+            return self._mutation(func, args, kwargs, frozen)
+        if isinstance(kwargs.get("out"), Tensor):
+            raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be followed")
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+        # A call that hands back one of its arguments (contiguous, to, eval-mode dropout) did nothing.
+        if made and not all(id(t) in self.values for t in made):
+            self._write(func, frozen, [self.admit(t) for t in made], inputs)
+        return result
+
+    def _constant(self, result: Any) -> Any:
+        for leaf in leaves(result):
+            if isinstance(leaf, Tensor) and id(leaf) not in self.constants:
+                self.constants.add(id(leaf))
+                self.alive.append(leaf)
+        return result
+
+    def _write(
+        self, func: Callable[..., Any], frozen: Any, outputs: Sequence[Value], inputs: Sequence[Value] = (),
+        mutates: bool = False,
+    ) -> None:  # fmt: skip
+        args, kwargs = frozen
+        node = Node(ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        self.makers.update(dict.fromkeys(outputs, node))
+        self.nodes.append(node)
+
+    def _freeze(self, call: Any) -> tuple[Any, list[Value]]:
+        """The call with each live tensor replaced by its Value, and these Values."""
+        found: list[Value] = []
+
+        def freeze(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            value = self.values.get(id(leaf))
+            if value is None:
+                self._reject_unseen(leaf)
+                return leaf
+            if value.edge is None and leaf.requires_grad:  # made inside a custom autograd function, wired up after it
+                value.edge = get_gradient_edge(leaf)
+            found.append(value)
+            return value
+
+        return map_leaves(call, freeze), found
+
+    def _mutation(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frozen: tuple[Any, Any]
+    ) -> Any:
+        """An operation that overwrites its first argument, and with it everything that shares its memory."""
+        target: Tensor = args[0] if args else kwargs["input"]
+        aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
+        for t in aliases:  # keep what was there
+            value = self.values[id(t)]
+            if isinstance(value.kept, Tensor) and _storage(value.kept) == _storage(target):
+                self._keep(value)
+        before = self._now(target)
+        base = target._base if target._is_view() else None
+        base_before = None if base is None else self._now(base)
+        if not isinstance(before, Value):  # a constant buffer becomes live
+            frozen = map_leaves(frozen, lambda leaf: before if leaf is target else leaf)
+
+        if base is not None and isinstance(before, Value):
+            # In place on a view, autograd drops the old view from its graph; on a copy, written back, it stays.
+            scratch = target.clone()
+            func(*map_leaves(args, lambda leaf: scratch if leaf is target else leaf), **kwargs)
+            target.copy_(scratch)
+            result: Any = target
+        else:
+            result = func(*args, **kwargs)
+
+        self._write(func, frozen, [self.admit(target)], mutates=True)
+        if base is not None:
+            self._refresh_base(target, base, base_before)
+        owner = target if base is None else base
+        for t in _overlapping([t for t in aliases if t is not target and t is not base], target):
+            geometry = (t.size(), t.stride(), t.storage_offset() - owner.storage_offset())
+            frozen = ((self.values[id(owner)], *geometry), {})
+            self._write(torch.as_strided, frozen, [self.admit(t)])
+        return result
+
+    def _keep(self, value: Value) -> None:
+        """Keep a value whose memory is about to hold something else."""
+        maker = self.makers.get(value)
+        if maker is not None and maker.op in _MADE_AGAIN:
+            value.kept = functools.partial(made_again, maker.func, maker.args, maker.kwargs, maker.mutates)
+        else:
+            value.kept = value.tensor.clone()
+
+    def _now(self, tensor: Tensor) -> Value | Tensor:
+        """What a tensor holds: its value if it is live, else a copy."""
+        return self.values[id(tensor)] if id(tensor) in self.values else tensor.detach().clone()
+
+    def _refresh_base(self, view: Tensor, base: Tensor, before: Any) -> None:
+        """The tensor under a view that was written to holds a new value: the old one with the view pasted in."""
+        geometry = (view.size(), view.stride(), view.storage_offset() - base.storage_offset())
+        args = (before, self.values[id(view)], *geometry)
+        self._write(torch.as_strided_scatter, (args, {}), [self.admit(base)])
+
+    def _reject_unseen(self, tensor: Tensor) -> None:
+        """A tensor computed from the image by something this record did not see must not pass for a constant."""
+        if tensor.grad_fn is None or id(tensor) in self.constants or id(tensor) in self.values:
+            return
+        if _depends(tensor.grad_fn, self.image_node):
+            raise CaptureError(
+                f"a value that reaches {self._module() or 'the model'} was computed from the image out of sight "
+                "(in a scripted part or another thread); write that part as a plain nn.Module"
+            )
+
+    def _module(self) -> str:
+        """Dotted name of the innermost module whose forward is running: found on the stack, nothing is hooked."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_argcount and code.co_varnames[0] == "self" and code.co_filename != __file__:
+                owner = id(frame.f_locals.get("self"))
+                if owner in self.names:
+                    return self.names[owner]
+            frame = frame.f_back
+        return ""
+
+
+def _depends(node: Any, ancestor: Any) -> bool:
+    seen, todo = set(), [node]
+    while todo:
+        current = todo.pop()
+        if current is ancestor:
+            return True
+        if current is not None and current not in seen:
+            seen.add(current)
+            todo.extend(following for following, _ in current.next_functions)
+    return False
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _overlapping(tensors: Sequence[Tensor], target: Tensor) -> list[Tensor]:
+    """Those of some tensors on one storage that share an element with `target`."""
+    if not tensors:  # nearly always, and the rest costs as much memory as the storage has
+        return []
+    covered = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
+
+    def cover(tensor: Tensor) -> Tensor:
+        return covered.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    cover(target).fill_(True)
+    return [tensor for tensor in tensors if cover(tensor).any()]

@@ -1,0 +1,219 @@
+"""The tape: what one forward pass of an unmodified network did, as data.
+
+>>> tape = record(model, images)
+>>> [node.op for node in tape.nodes]
+['conv2d', 'batch_norm', 'relu', 'adaptive_avg_pool2d', 'flatten', 'linear']
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from classlens.core import ops
+from classlens.errors import CaptureError
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor that depends on the image, as it was when it was made, also if it was overwritten later."""
+
+    kept: Tensor | Callable[[], Tensor]  # the tensor, or how to make it again
+    edge: GradientEdge | None  # where autograd meets this value; None: no gradient flows here
+    shape: torch.Size
+
+    @property
+    def tensor(self) -> Tensor:
+        if not isinstance(self.kept, Tensor):
+            with torch.no_grad():
+                self.kept = self.kept()
+        return self.kept
+
+
+def value_of(tensor: Tensor) -> Value:
+    """A tensor as it is now."""
+    return Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operation: its canonical name, the call, and the values that went in and came out."""
+
+    op: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]  # as called, with each live tensor replaced by its Value
+    kwargs: dict[str, Any]
+    outputs: tuple[Value, ...]
+    module: str  # dotted name of the module whose forward made the call
+    mutates: bool = False
+    inputs: tuple[Value, ...] = ()  # the Values among the arguments; looked up where they are not given
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            self.inputs = tuple(leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value))
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The tensors among its arguments that do not depend on the image."""
+        return tuple(leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+
+    @property
+    def where(self) -> str:
+        """For messages: `relu in features.3`."""
+        return f"{self.op} in {self.module or 'the model itself'}"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments by name; live ones are Values."""
+        return ops.arguments(self.op, self.func, self.args, self.kwargs)
+
+    def call(self, *inputs: Tensor, constants: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Run the operation again on other inputs, one for each of `inputs`; gives its tensor outputs.
+
+        `constants` changes the floating-point tensors among its other arguments.
+        """
+        fresh = iter(inputs)
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return next(fresh)
+            changes = constants is not None and isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return constants(leaf.detach()) if changes and constants else leaf
+
+        args, kwargs = map_leaves((self.args, self.kwargs), fill)
+        return _run(self.func, args, kwargs, self.mutates)
+
+
+def _run(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> tuple[Tensor, ...]:
+    if mutates:  # it writes into its first argument, which belongs to the caller or to the record
+        args = (args[0].clone(), *args[1:])
+    result = func(*args, **kwargs)
+    return tuple(leaf for leaf in leaves(args[0] if mutates else result) if isinstance(leaf, Tensor))
+
+
+def made_again(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> Tensor:
+    """The only output of a call, run again on the values that went in.
+
+    (Not a Node's method: a value that knew its node, which knows its values, would outlive its tape.)
+    """
+    args, kwargs = map_leaves((args, kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
+    (output,) = _run(func, args, kwargs, mutates)
+    return output
+
+
+@dataclass(eq=False)
+class Tape:
+    """Nodes in the order of the forward pass, pruned to those that the output depends on."""
+
+    nodes: tuple[Node, ...]
+    image: Value  # the network's input
+    output: Value  # the logits, picked from whatever the model returns
+    counted: dict[str, int] | None = None  # operations, where they were not written down
+    producer: dict[Value, Node] = field(init=False)
+    consumers: dict[Value, list[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer = {value: node for node in self.nodes for value in node.outputs}
+        self.consumers = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                self.consumers.setdefault(value, []).append(node)
+
+    @property
+    def logits(self) -> Tensor:
+        return self.output.tensor
+
+    def ops(self) -> dict[str, int]:
+        """How often each operation occurs."""
+        if self.counted is not None:
+            return dict(self.counted)
+        return dict(Counter(node.op for node in self.nodes))
+
+    def gradients(self, cotangents: Tensor, values: Sequence[Value], keep: bool = True) -> dict[Value, Tensor]:
+        """The K scores with gradient `cotangents` (K, *logits.shape) at the logits: their gradient at each value.
+
+        One autograd backward a score gives all of them, {value: (K, *value.shape)}; no layer is run again. A value
+        the score does not depend on gets zeros. An edge gives the sum over all uses of a value. `keep=False`: nobody
+        asks again, so autograd's memory is given back on the way, which is quicker.
+        """
+        wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
+        last = len(cotangents) - 1
+        rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
+        found = {
+            value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
+            for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
+        }
+        return {
+            value: found[value] if value in found else value.tensor.new_zeros(len(cotangents), *value.shape)
+            for value in values
+        }
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+
+def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
+    if output.edge is None:
+        raise CaptureError("the model's output has no gradient (a part of it is detached); gradients are needed here")
+    edges: Any = [value.edge for value in wanted]
+    try:
+        return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise CaptureError(
+            "the model overwrites a value that its own gradient needs (an in-place operation), so it has no "
+            "gradients; write that operation without the underscore or inplace=True"
+        ) from error
+
+
+# Each operation's arguments are searched several times, and most of them are such: asking for the type is quickest.
+_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size))
+_WHOLE = frozenset((Tensor, nn.Parameter, Value))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What stands in nested tuples, lists, dicts and slices, without numbers, names and the like."""
+    if type(tree) in _ATOMS:
+        return []
+    if isinstance(tree, tuple | list):
+        items: Any = tree
+    elif isinstance(tree, dict):
+        items = tree.values()
+    elif isinstance(tree, slice):
+        items = (tree.start, tree.stop, tree.step)
+    else:
+        return [tree]
+    found: list[Any] = []
+    for item in items:
+        kind = type(item)
+        if kind in _WHOLE:
+            found.append(item)
+        elif kind not in _ATOMS:
+            found.extend(leaves(item))
+    return found
+
+
+def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nested containers with each leaf changed."""
+    kind = type(tree)
+    if kind in _ATOMS:
+        return tree
+    if kind in _WHOLE:
+        return change(tree)
+    if kind is tuple:  # nearly all calls have one of tensors and numbers, and a function call for each item adds up
+        return tuple([item if type(item) in _ATOMS else map_leaves(item, change) for item in tree])
+    if isinstance(tree, tuple | list):
+        items = [map_leaves(item, change) for item in tree]
+        return kind(*items) if hasattr(tree, "_fields") else kind(items)
+    if isinstance(tree, dict):
+        return {key: map_leaves(item, change) for key, item in tree.items()} if tree else tree
+    if isinstance(tree, slice):
+        return slice(*(map_leaves(item, change) for item in (tree.start, tree.stop, tree.step)))
+    return change(tree)

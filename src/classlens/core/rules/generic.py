@@ -1,0 +1,117 @@
+"""The generic attribution rule (Def. 1 of the paper) for any operation, and its helpers.
+
+Relevance always has one leading axis for the classes asked for: a value of shape (B, ...) has relevance
+(K, B, ...). Values themselves do not depend on the class, so broadcasting does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from classlens.core.capture import Node
+
+Shares = Sequence[Tensor | None]  # one for each input of the node; None: that input gets nothing
+Quotient = Callable[[Tensor, Tensor], Tensor]
+
+
+def divide(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a / b, and 0 where b is 0.
+
+    >>> divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.0000])
+    """
+    return _unless_zero(torch.div(a, b, out=out), b)
+
+
+def divide_released(a: Tensor, b: Tensor) -> Tensor:
+    """The released code's guarded division: a / (b + 1e-9), and 0 where b is 0."""
+    return _unless_zero(a / (b + 1e-9), b)
+
+
+def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
+    # Comparing and filling takes ten times as long as dividing on a CPU, and mostly no divisor is 0. (Elsewhere the
+    # question itself would cost more: the device would have to be waited for.)
+    if b.device.type == "cpu" and b.numel():
+        low, high = b.aminmax()
+        if low > 0 or high < 0 or b.abs().amin() > 0:
+            return quotient
+    return quotient.masked_fill_(b == 0, 0)
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
+    return x.abs().add_(torch.finfo(x.dtype).tiny ** 0.5)
+
+
+def transported(
+    node: Node,
+    relevance: Sequence[Tensor | None],
+    inputs: Sequence[Tensor] | None = None,
+    constants: Callable[[Tensor], Tensor] | None = None,
+) -> list[Tensor | None]:
+    """J^T R: the operation's own adjoint, for each class; None for masks and indices.
+
+    For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
+    """
+    points = [v.tensor for v in node.inputs] if inputs is None else list(inputs)
+    return _run_with_adjoint(node, points, constants)[1](relevance)
+
+
+def _run_with_adjoint(
+    node: Node, inputs: Sequence[Tensor], constants: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor | None]], list[Tensor | None]]]:
+    """The operation's outputs at some inputs, and what takes relevance of the outputs to the inputs there."""
+    floating = [p.is_floating_point() for p in inputs]
+    points = [p.detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
+    wanted = [p for p, f in zip(points, floating, strict=True) if f]
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs = node.call(*points, constants=constants)
+
+    def adjoint(relevance: Sequence[Tensor | None]) -> list[Tensor | None]:
+        used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
+        classes = used[0][1].shape[0]
+        with torch.inference_mode(False), torch.enable_grad():
+            columns = [
+                torch.autograd.grad(
+                    [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes,
+                    allow_unused=True,
+                )
+                for k in range(classes)
+            ]  # fmt: skip
+        found = iter(
+            [
+                torch.stack([torch.zeros_like(p) if g is None else g for g in column])
+                for p, column in zip(wanted, zip(*columns, strict=True), strict=True)
+            ]
+        )
+        return [next(found) if f else None for f in floating]
+
+    return [o.detach() for o in outputs], adjoint
+
+
+def proportional(
+    node: Node,
+    relevance: Tensor,
+    modify: Callable[[Tensor], Tensor] = magnitude,
+    quotient: Quotient = divide,
+) -> Shares:
+    """Def. 1: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X), with X = modify(x); conserves relevance where L_i(X) != 0.
+
+    Exact for operations with L(X) = J X: pools, means, sums, interpolation, padding.
+    """
+    points = [modify(v.tensor) for v in node.inputs]
+    (total,), adjoint = _run_with_adjoint(node, points)
+    shares = adjoint([quotient(relevance, total)])
+    return [None if s is None else s.mul_(p) for p, s in zip(points, shares, strict=True)]
+
+
+def unbroadcast(share: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum a share (K, ...) over the axes along which its input, of the given shape, was broadcast."""
+    extra = share.dim() - 1 - len(shape)
+    if extra:
+        share = share.sum(tuple(range(1, 1 + extra)))
+    axes = tuple(i + 1 for i, n in enumerate(shape) if n == 1 and share.shape[i + 1] != 1)
+    return share.sum(axes, keepdim=True) if axes else share

@@ -1,0 +1,162 @@
+"""The only backward loop: walk the tape from the output to the image and hand relevance on, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classlens.core.capture import Node, Tape, Value
+from classlens.core.rules.generic import Shares
+from classlens.errors import UnsupportedOp
+
+# A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
+# of them with None where nothing arrived. It gives one share for each of the node's live inputs.
+Rule = Callable[[Node, Any], Shares]
+Merge = Callable[[Value, list[Tensor]], Tensor]
+Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each step, for traces
+
+RULES: dict[str, Rule] = {}
+MULTI_OUTPUT: set[str] = set()
+# Operations that put constants beside live values (a class token, a border): relevance that goes to a constant stays.
+TAKES_CONSTANTS = frozenset(
+    ("where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy", "masked_fill")
+)
+# The same where one of the joined tensors is a constant. (Where none is, nothing stays; and the joined axis may be the
+# images', along which the ledger could not tell whose relevance it is.)
+JOINS = frozenset(("cat", "stack", "hstack", "vstack"))
+
+
+def register(*names: str, multi_output: bool = False) -> Callable[[Rule], Rule]:
+    """Make a function the rule of one or more operations; your own operations too.
+
+    >>> @register("my_scale")
+    ... def my_scale(node, relevance):
+    ...     return [relevance]
+    """
+
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        if multi_output:
+            MULTI_OUTPUT.update(names)
+        return rule
+
+    return add
+
+
+def add_shares(value: Value, shares: list[Tensor]) -> Tensor:
+    """Where a value was used several times, its relevance is the sum of what each use sends back."""
+    total = shares[0]
+    for share in shares[1:]:
+        total = total + share
+    return total
+
+
+@dataclass
+class Sweep:
+    """What a sweep brought to the image, and what it noticed on the way."""
+
+    relevance: Tensor  # (K, B, C, H, W) at the image
+    absorbed: Tensor  # (K, B) relevance that rules took out on purpose (the biases' share), float64
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Ledger:
+    """Where relevance is written down that goes no further: what biases keep, what constants draw."""
+
+    images: int
+    absorbed: Tensor | float = 0.0
+
+    def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
+        """`weight` times this relevance (K, B, ...) stays where it is."""
+        self.absorbed = self.absorbed + weight * self.total(relevance)
+
+    def total(self, relevance: Tensor) -> Tensor:
+        """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
+        # A sum in another precision would copy the tensor: only the sums over places are added in float64.
+        rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
+        rows = rows.flatten(2).sum(2, dtype=torch.float64)
+        return rows.unflatten(1, (self.images, -1)).sum(2) if rows.shape[1] % self.images == 0 else rows
+
+    def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
+        """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there.
+
+        What is left of an input that a smooth activation has all but switched off (1e-39) is nothing too: R / z would
+        be infinite. `weight` times that relevance is written down.
+        """
+        size = total.abs()
+        least = torch.finfo(total.dtype).tiny ** 0.5
+        per_unit = torch.div(relevance, total, out=out)
+        if size.numel() and size.amin() >= least:
+            return per_unit
+        nothing = size < least
+        self.absorb(torch.where(nothing, relevance, 0), weight)
+        return per_unit.masked_fill_(nothing, 0)
+
+
+def propagate(
+    tape: Tape,
+    start: Mapping[Value, Tensor],
+    choose: Callable[[Node], Rule],
+    merge: Merge = add_shares,
+    ledger: Ledger | None = None,
+    watch: Watch | None = None,
+) -> Sweep:
+    """Carry relevance from `start` ({value: (K, *shape)}) back to the image.
+
+    `choose` gives the rule of each node. Relevance of a value that several operations used is merged before its
+    producer sees it, so each node is visited once.
+    """
+    ledger = ledger or Ledger(tape.image.shape[0])
+    pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
+
+    def settle(value: Value) -> Tensor | None:
+        shares = pending.pop(value, None)
+        return None if shares is None else shares[0] if len(shares) == 1 else merge(value, shares)
+
+    with torch.no_grad():
+        for node in reversed(tape.nodes):
+            arrived = [settle(value) for value in node.outputs]
+            if all(relevance is None for relevance in arrived):
+                continue
+            shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
+            if watch is not None:
+                watch(node, arrived, shares)
+            if node.op in TAKES_CONSTANTS or (node.op in JOINS and node.constants):
+                _write_down_constants(ledger, arrived, shares)
+            for value, share in _pairs(node, shares):
+                pending.setdefault(value, []).append(share)
+        relevance = settle(tape.image)
+    classes = next(iter(start.values())).shape[0]
+    if relevance is None:
+        relevance = torch.zeros(classes, *tape.image.shape).to(tape.image.tensor)
+    absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
+    return Sweep(relevance, absorbed)
+
+
+def _write_down_constants(ledger: Ledger, arrived: Sequence[Tensor | None], shares: Shares) -> None:
+    for relevance in arrived:
+        if relevance is not None:
+            ledger.absorb(relevance)
+    for share in shares:
+        if share is not None:
+            ledger.absorb(share, -1.0)
+
+
+def _pairs(node: Node, shares: Shares) -> Sequence[tuple[Value, Tensor]]:
+    return [(v, s) for v, s in zip(node.inputs, shares, strict=True) if s is not None]
+
+
+def rule_for(node: Node) -> Rule:
+    """The rule registered for a node's operation, or an error that names operation and module."""
+    try:
+        return RULES[node.op]
+    except KeyError:
+        raise UnsupportedOp(
+            f"no rule for the operation {node.where}; register one with "
+            f"@classlens.core.rules.register({node.op!r}), or use a gradient method"
+        ) from None

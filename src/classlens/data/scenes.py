@@ -1,0 +1,347 @@
+"""Scenes with two animals: cut out of Oxford-IIIT Pet with their masks and pasted into a third picture.
+
+    >>> compose_scenes("data/oxford-pets", "data/two-pets", train=600, val=150)
+    Composed(train=600, val=150, classes=37, ...)
+
+The breeds differ, so a map of one class can be scored against that class's own mask. The folder is laid out as VOC:
+JPEGImages, SegmentationClass (breeds), SegmentationObject (1 behind, 2 in front), ImageSets/Segmentation, and
+labels.txt. Animals of validation scenes appear in no training scene. The same seed gives the same files.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, check_class_names, open_dataset
+from classlens.errors import ImageError
+
+Progress = Callable[[str, int, int], None]
+Pixels = NDArray[np.float32]  # (H,W,3) in 0..255
+
+_HELD_OUT = 0.3  # of each breed's pictures
+_LARGE, _SMALLER = (
+    (0.6, 0.9),
+    (0.45, 0.75),
+)  # longer edges: the larger animal's beside the scene's, the other's beside it
+_LEAST_VISIBLE = 0.5  # of the animal behind
+_TRIES = 30
+_TOO_SMALL = 0.02  # a cut-out of less than that share of its picture is left out
+_QUALITY = 92
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What was made."""
+
+    train: int
+    val: int
+    classes: int
+    remark: str  # what was left out
+
+
+@dataclass(frozen=True)
+class Animal:
+    """A cut-out: its pixels, and its mask of 1 (animal), IGNORE (the border) and 0."""
+
+    name: str
+    breed: str
+    pixels: Pixels
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an animal stands in a scene; a row of scenes.csv."""
+
+    scene: str
+    place: str  # behind or front
+    breed: str
+    source: str
+    left: int
+    top: int
+    width: int
+    height: int
+    visible: float  # share of its pixels that nothing hides
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture with its masks."""
+
+    pixels: NDArray[np.uint8]
+    classes: Mask
+    objects: Mask
+    placed: tuple[Placed, Placed]
+
+
+def compose_scenes(
+    pets: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    train: int = 600,
+    val: int = 150,
+    side: int = 320,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Composed:
+    """Write a new folder of scenes, whole or not at all."""
+    target = Path(out)
+    if target.exists():
+        raise DataError(f"{target} exists: give a new folder for the scenes, or remove that one first")
+    dataset = open_dataset(f"pets:{os.fspath(pets)}")
+    animals, skipped = _read(dataset, progress)
+    labels = sorted({animal.breed for animal in animals})
+    check_class_names(labels)
+    parts = _split(animals, labels, seed)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        rows: list[Placed] = []
+        for split, count in (("train", train), ("val", val)):
+            names = [f"{split}-{number:05d}" for number in range(count)]
+            for number, name in enumerate(names):
+                scene = compose(parts[split], labels, side, _random(seed, split, number), name, number)
+                _write_scene(draft, name, scene)
+                rows += scene.placed
+                progress(f"{split} scenes", number + 1, count)
+            _write(draft / "ImageSets" / "Segmentation" / f"{split}.txt", "".join(f"{name}\n" for name in names))
+        _write(draft / "labels.txt", "".join(f"{label}\n" for label in labels))
+        _write(draft / "scenes.csv", _table(rows))
+        _write(draft / "README.md", _about(seed))
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Composed(train, val, len(labels), _remark(skipped))
+
+
+def compose(
+    animals: Sequence[Animal], labels: Sequence[str], side: int, random: np.random.Generator, name: str, turn: int
+) -> Scene:
+    """One scene. Breeds take turns, so that with as many scenes as breeds each is there."""
+    first = labels[turn % len(labels)]
+    second = str(random.choice([label for label in labels if label != first]))
+    chosen = [_draw(animals, {breed}, random) for breed in (first, second)]
+    backdrop = _draw(animals, set(labels) - {first, second}, random)
+    large = random.uniform(*_LARGE)
+    scales = [large, large * random.uniform(*_SMALLER)]
+    sized = [_resized(animal, scale * side, random) for animal, scale in zip(chosen, scales, strict=True)]
+    if random.random() < 0.5:  # who is in front
+        sized.reverse()
+    corners, visible = _places(sized, side, random)
+    if visible < _LEAST_VISIBLE:  # a small one behind a large one
+        sized.reverse()
+        corners, _ = _places(sized, side, random)
+    canvas = _backdrop(backdrop, side, random)
+    classes, objects = np.zeros((side, side), np.uint8), np.zeros((side, side), np.uint8)
+    for number, (animal, corner) in enumerate(zip(sized, corners, strict=True), 1):
+        _paste(canvas, classes, objects, animal, corner, labels.index(animal.breed) + 1, number)
+    seen = [float((objects == number).sum() / (animal.mask == 1).sum()) for number, animal in enumerate(sized, 1)]
+    behind, front = (_placed(name, place, sized[k], corners[k], seen[k]) for k, place in enumerate(("behind", "front")))
+    return Scene(canvas.round().clip(0, 255).astype(np.uint8), classes, objects, (behind, front))
+
+
+# ------------------------------------------------------------------------------------------------------- animals
+
+
+def _read(dataset: Dataset, progress: Progress) -> tuple[list[Animal], dict[str, str]]:
+    """All cut-outs, and why pictures were left out."""
+    animals, skipped = [], {}
+    for done, item in enumerate(dataset.items, 1):
+        try:
+            animals.append(_animal(dataset, item))
+        except ImageError as error:
+            skipped[item.name] = str(error)
+        progress("animals", done, len(dataset.items))
+    return animals, skipped
+
+
+def _animal(dataset: Dataset, item: Item) -> Animal:
+    mask, pixels = dataset.mask(item), np.asarray(dataset.picture(item), np.float32)
+    if mask.shape != pixels.shape[:2]:
+        raise ImageError("its mask is of another size")
+    if (mask == 1).mean() < _TOO_SMALL:
+        raise ImageError("its mask shows no animal, or a tiny one")
+    breed = Path(item.name).stem.rpartition("_")[0].replace("_", " ")
+    if not breed:
+        raise ImageError("its name is not BREED_NUMBER, as in Oxford-IIIT Pet")
+    return Animal(item.name, breed, pixels, mask)
+
+
+def _split(animals: Sequence[Animal], labels: Sequence[str], seed: int) -> dict[str, list[Animal]]:
+    """Of each breed some animals for validation alone, in an order that only the seed decides."""
+    if len(labels) < 3:
+        raise DataError(f"scenes need pictures of three breeds, there are {len(labels)} ({', '.join(labels)})")
+    parts: dict[str, list[Animal]] = {"train": [], "val": []}
+    for label in labels:
+        own = [animal for animal in animals if animal.breed == label]
+        if len(own) < 2:
+            raise DataError(f"{label!r} has one usable picture; a breed needs one to train and one to validate with")
+        own.sort(key=lambda animal: hashlib.sha256(f"{seed}:{animal.name}".encode()).digest())
+        held_out = max(1, round(_HELD_OUT * len(own)))
+        parts["val"] += own[:held_out]
+        parts["train"] += own[held_out:]
+    return parts
+
+
+def _draw(animals: Sequence[Animal], breeds: set[str], random: np.random.Generator) -> Animal:
+    candidates = [animal for animal in animals if animal.breed in breeds]
+    return candidates[int(random.integers(len(candidates)))]
+
+
+def _resized(animal: Animal, length: float, random: np.random.Generator) -> Animal:
+    """Cut to the animal's box, whose longer edge gets a length; mirrored half of the time."""
+    rows, columns = (np.flatnonzero((animal.mask > 0).any(axis)) for axis in (1, 0))
+    box = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    pixels, mask = animal.pixels[box], animal.mask[box]
+    factor = length / max(mask.shape)
+    size = max(1, round(factor * mask.shape[1])), max(1, round(factor * mask.shape[0]))
+    picture = Image.fromarray(pixels.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    small = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
+    step = -1 if random.random() < 0.5 else 1
+    return Animal(animal.name, animal.breed, np.asarray(picture, np.float32)[:, ::step], np.asarray(small)[:, ::step])
+
+
+# --------------------------------------------------------------------------------------------------------- scenes
+
+
+def _places(animals: Sequence[Animal], side: int, random: np.random.Generator) -> tuple[list[tuple[int, int]], float]:
+    """(left, top) of both and the share of the one behind that is seen: the first draw with enough, or the best."""
+    behind, front = animals
+    body = behind.mask == 1
+    best: list[tuple[int, int]] = []
+    most = -1.0
+    for _ in range(_TRIES):
+        corners = [
+            (int(random.integers(side - a.mask.shape[1] + 1)), int(random.integers(side - a.mask.shape[0] + 1)))
+            for a in animals
+        ]
+        covered = np.zeros((side, side), bool)
+        covered[_window(front, corners[1])] = front.mask > 0
+        visible = 1 - float((covered[_window(behind, corners[0])] & body).sum() / body.sum())
+        if visible > most:
+            best, most = corners, visible
+        if visible >= _LEAST_VISIBLE:
+            break
+    return best, most
+
+
+def _window(animal: Animal, corner: tuple[int, int]) -> tuple[slice, slice]:
+    left, top = corner
+    height, width = animal.mask.shape
+    return slice(top, top + height), slice(left, left + width)
+
+
+def _paste(
+    canvas: Pixels, classes: Mask, objects: Mask, animal: Animal, corner: tuple[int, int], label: int, number: int
+) -> None:
+    """Onto the canvas and the masks, in place. The border, of which nobody knows whose it is, is blended by half."""
+    window = _window(animal, corner)
+    alpha = np.where(animal.mask == 1, 1.0, np.where(animal.mask == IGNORE, 0.5, 0.0)).astype(np.float32)[..., None]
+    canvas[window] = (1 - alpha) * canvas[window] + alpha * animal.pixels
+    for mask, value in ((classes, label), (objects, number)):
+        part = mask[window]
+        part[animal.mask == 1] = value
+        part[animal.mask == IGNORE] = IGNORE
+
+
+def _backdrop(animal: Animal, side: int, random: np.random.Generator) -> Pixels:
+    """A picture without its animal, squashed to the scene and mirrored half of the time."""
+    pixels = filled(animal.pixels, animal.mask != 0)
+    image = Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+    return np.array(image, np.float32)[:, :: -1 if random.random() < 0.5 else 1].copy()
+
+
+def filled(pixels: Pixels, hole: NDArray[np.bool_]) -> Pixels:
+    """A picture whose hole is filled smoothly from its surroundings: known means, from coarse to fine.
+
+    >>> filled(np.full((4, 4, 3), 7, np.float32), np.eye(4, dtype=bool)).min()
+    7.0
+    """
+    known = (~hole).astype(np.float32)[..., None]
+    if not hole.any() or not known.any():
+        return pixels
+    height, width = hole.shape
+    if height * width <= 4:
+        mean = (pixels * known).sum((0, 1)) / known.sum()
+        return np.where(hole[..., None], mean, pixels).astype(np.float32)
+    grown = np.pad(np.concatenate([pixels * known, known], 2), ((0, height % 2), (0, width % 2), (0, 0)))
+    halves = grown.reshape(grown.shape[0] // 2, 2, grown.shape[1] // 2, 2, 4).sum((1, 3))
+    weight = halves[..., 3:]
+    coarse = filled(halves[..., :3] / np.maximum(weight, 1), weight[..., 0] == 0)
+    finer = Image.fromarray(coarse.round().clip(0, 255).astype(np.uint8)).resize(
+        (2 * coarse.shape[1], 2 * coarse.shape[0]), Image.Resampling.BILINEAR
+    )
+    return np.where(hole[..., None], np.asarray(finer, np.float32)[:height, :width], pixels)
+
+
+def _placed(scene: str, place: str, animal: Animal, corner: tuple[int, int], visible: float) -> Placed:
+    height, width = animal.mask.shape
+    return Placed(scene, place, animal.breed, animal.name, *corner, width, height, round(visible, 4))
+
+
+def _random(seed: int, split: str, number: int) -> np.random.Generator:
+    return np.random.default_rng([seed, ("train", "val").index(split), number])
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def _write_scene(root: Path, name: str, scene: Scene) -> None:
+    for folder in ("JPEGImages", "SegmentationClass", "SegmentationObject"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    Image.fromarray(scene.pixels).save(root / "JPEGImages" / f"{name}.jpg", quality=_QUALITY)
+    for folder, mask in (("SegmentationClass", scene.classes), ("SegmentationObject", scene.objects)):
+        picture = Image.fromarray(mask).convert("P")
+        picture.putpalette(palette().flatten().tolist())
+        picture.save(root / folder / f"{name}.png")
+
+
+def palette() -> NDArray[np.uint8]:
+    """(256,3) distinct colours for class indices, black for 0: the bits of an index spread over R, G and B, as VOC."""
+    indices = np.arange(256)
+    colours = np.zeros((256, 3), np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((indices >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colours
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _table(rows: Iterable[Placed]) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(Placed.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return buffer.getvalue()
+
+
+def _about(seed: int) -> str:
+    return (
+        "# Two animals a scene\n\n"
+        f"Made by `classlens data compose --seed {seed}` from photographs and trimaps of Oxford-IIIT Pet "
+        "(CC BY-SA 4.0); these scenes are under the same licence.\n\n"
+        "SegmentationClass holds breeds (the lines of labels.txt, from 1), SegmentationObject 1 for the animal behind "
+        "and 2 for the one in front; 0 is background and 255 the animals' borders, which count for nobody. scenes.csv "
+        "says which animal stands where.\n"
+    )
+
+
+def _remark(skipped: dict[str, str]) -> str:
+    if not skipped:
+        return "no picture was left out"
+    name, why = next(iter(skipped.items()))
+    return f"{len(skipped)} pictures left out, such as {name} ({why})"

@@ -1,0 +1,219 @@
+"""The terms of Attribution Guided Factorization, each a small function of tensors.
+
+Shapes: x (B,C,H,W) is a layer's input and does not depend on the class; its gradient, relevance and every term
+have one leading axis for the classes, (K,B,C,H,W), maps (K,B,1,H,W). All sums and maxima are per class and image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.core.rules.generic import Quotient, divide, divide_released
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Where paper and released code differ, as data."""
+
+    sharpness: float  # H = sigmoid(sharpness * Y)
+    ridge: float  # W = (R'R + ridge I)^-1 R'H
+    zero_is_background: bool  # the background is phi <= 0, or phi < 0
+    normalise_factors: bool  # divide F by its maximum
+    shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
+    gate_by_place: bool  # the gate reads C's mean over channels, or C itself
+    quotient: Quotient
+
+
+PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
+RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
+BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so either way a gate is little more than a half
+
+
+def per_image_max(t: Tensor) -> Tensor:
+    """Largest value of each class and image, shaped to divide by: (..., 1, 1, 1)."""
+    return t.amax((-3, -2, -1), keepdim=True)
+
+
+def normalised(t: Tensor, quotient: Quotient = divide) -> Tensor:
+    """N_max: divided by its largest value (not its largest magnitude)."""
+    return quotient(t, per_image_max(t))
+
+
+def highlighted(logits: Tensor, targets: Tensor) -> Tensor:
+    """Eq. 7: softmax of the logits weighted by closeness to the target's; the target's own entry, (B,K).
+
+    sigma = max_i |y_i - y_t|;  yhat = softmax(y_t exp(-((y - y_t) / sigma)^2 / 2)).
+    """
+    return _highlighted(logits, targets, logits.new_zeros(()))
+
+
+def highlighted_from_lowest(logits: Tensor, targets: Tensor) -> Tensor:
+    """Eq. 7 that also serves a class the network does not find.
+
+    A softmax does not see where logits are counted from; Eq. 7, which multiplies by y_t, does, and below zero its bump
+    is a dent: what speaks for other classes would count for this one. There, logits are counted from the smallest.
+    """
+    y_t, lowest = logits.gather(1, targets), logits.amin(1, keepdim=True)
+    # The least likely class of all would be counted from itself, and no gradient would be left.
+    lowest = torch.where(y_t > lowest, lowest, lowest.detach())
+    return _highlighted(logits, targets, torch.where(y_t < 0, lowest, 0)[:, :, None])
+
+
+def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
+    y_t = logits.gather(1, targets)[:, :, None]  # (B,K,1)
+    distance = logits[:, None, :] - y_t  # (B,K,C)
+    sigma = distance.abs().amax(2, keepdim=True)
+    scores = torch.softmax((y_t - origin) * torch.exp(-0.5 * (distance / sigma) ** 2), dim=2)
+    return scores.gather(2, targets[:, :, None]).squeeze(2)
+
+
+def log_odds(logits: Tensor, targets: Tensor) -> Tensor:
+    """The class against all others: y_t - T log sum_{k != t} exp(y_k / T), T the spread of the logits; (B,K).
+
+    With T = 1 these are the softmax's own log odds, in which the likeliest rival is nearly the only one, and of a cat
+    that might be of two breeds little is left; T = std(y) sets the class against many. Like the softmax, and unlike
+    Eq. 7, it does not see where logits are counted from.
+    """
+    temperature = logits.detach().std(1, keepdim=True, correction=0)  # (B,1)
+    every = logits[:, None, :].expand(-1, targets.shape[1], -1)  # (B,K,C)
+    others = every.scatter(2, targets[:, :, None], -torch.inf)
+    return logits.gather(1, targets) - temperature * (others / temperature[:, :, None]).logsumexp(2)
+
+
+def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
+    """M: the positive part of the channel mean of x * gradient, divided by its maximum (Eq. 11)."""
+    return normalised((x * gradient).mean(-3, keepdim=True).clamp(min=0), quotient)
+
+
+def gradcam_residual(x: Tensor, gradient: Tensor) -> Tensor:
+    """Ablation: what Grad-CAM would show at this layer."""
+    return (x * gradient.mean((-2, -1), keepdim=True)).mean(-3, keepdim=True).clamp(min=0)
+
+
+def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
+    """F+: how much more each place is like the foreground's mean feature than like the background's (Eq. 10).
+
+    `y` is (B,C,H,W), shared by the classes, or (K,B,C,H,W); `partition` (K,B,1,H,W) is positive on the foreground.
+    H = sigmoid(s Y) = R W with R = [R_b R_f], the two means; W by (ridge) least squares, non-negative;
+    F = (W_f - W_b)+.
+    """
+    phi = partition.flatten(2)  # (K,B,N)
+    back = phi <= 0 if formula.zero_is_background else phi < 0
+    sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
+    # sigmoid(s y / max y), with the small factor divided first: one pass over the features less
+    scale = formula.quotient(torch.full_like(top := per_image_max(y), formula.sharpness), top)
+    h = (y * scale).sigmoid_().flatten(-2)  # ([K,]B,C,N)
+    means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
+    # The two means are nearly parallel, so the 2x2 solve and the difference of its rows are float64, and the
+    # difference is taken before the long dot product with H, not after.
+    gram = means.mT @ means
+    inverse = torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else _ridge_inverse(gram, formula.ridge)
+    rows = inverse @ means.mT
+    rows = torch.cat([rows, rows[..., 1:, :] - rows[..., :1, :]], -2).to(y)  # (K,B,3,C): b, f, f - b
+    weights = _over_channels(rows, h)  # (K,B,3,N)
+    b, f, difference = weights.unbind(2)
+    factor = torch.where((f > 0) & (b > 0), difference, f.clamp(min=0) - b.clamp(min=0)).clamp(min=0)
+    factor = factor.reshape(partition.shape)
+    return normalised(factor) if formula.normalise_factors else factor
+
+
+def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
+    """(G + ridge I)^-1 of 2x2 matrices: the adjugate over the determinant, which is at least ridge * trace."""
+    b, off, f = gram[..., 0, 0] + ridge, gram[..., 0, 1], gram[..., 1, 1] + ridge
+    adjugate: Tensor = torch.stack([f, -off, -off, b], -1).unflatten(-1, (2, 2))
+    return adjugate / (b * f - off * off)[..., None, None]
+
+
+def _over_places(h: Tensor, sets: Tensor) -> Tensor:
+    """sum_n h[c,n] sets[n,s] -> (K,B,C,S), without copying h for each class when it is shared."""
+    if h.dim() == sets.dim():  # the long axes last: twice as fast as h @ sets
+        return torch.matmul(sets.mT, h.mT).mT
+    k, s = sets.shape[0], sets.shape[-1]
+    columns = sets.permute(1, 0, 3, 2).flatten(1, 2)  # (B,K*S,N)
+    sums: Tensor = torch.matmul(columns, h.mT).unflatten(1, (k, s))
+    return sums.permute(1, 0, 3, 2)
+
+
+def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
+    """sum_c rows[r,c] h[c,n] -> (K,B,R,N), likewise."""
+    if h.dim() == rows.dim():
+        return torch.matmul(rows, h)
+    k, r = rows.shape[0], rows.shape[2]
+    stacked = rows.transpose(0, 1).flatten(1, 2)  # (B,K*R,C)
+    sums: Tensor = torch.matmul(stacked, h).unflatten(1, (k, r))
+    return sums.transpose(0, 1)
+
+
+def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
+    """Delta-shift (Def. 2): C + r, minus what r adds in total, spread evenly over the places where C != 0."""
+    axes = tuple(range(2, c.dim()))
+    active = c != 0
+    count = active.sum(axes, keepdim=True).clamp(min=1)
+    if everywhere:
+        return c + residual - residual.sum(axes, keepdim=True) / count
+    residual = residual * active
+    return c + residual - active * (residual.sum(axes, keepdim=True) / count)
+
+
+# ------------------------------------------------------------------------------------------------------- balanced
+
+
+def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
+    """carrier + weight * residual over the active units, the residual brought to sum 0 and to the carrier's magnitude.
+
+    Both keep their meaning in deep and shallow layers alike: the carrier's sum is conserved (Def. 2), and the
+    residual neither drowns the class evidence nor vanishes beside it. `residual` has one value a place, (K,B,1,H,W):
+    its sums over all units are sums over places, weighted by how many units are active there.
+    """
+    sign = carrier.sign()
+    size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
+    active = sign.abs_()  # 1 where a unit is on: numbers, since truth values are slow to compute with on a CPU
+    count = active.sum(2, keepdim=True).double()
+    return torch.addcmul(carrier, active, (weight * size * _centred(residual, count)).to(carrier))
+
+
+def _centred(residual: Tensor, count: Tensor) -> Tensor:
+    """A residual (K,B,1,H,W) over `count` units at each place: sum 0, magnitude 1; float64."""
+    axes = (2, 3, 4)
+    whole = (count * residual.abs()).sum(axes, keepdim=True)
+    centred = residual - divide((count * residual).sum(axes, keepdim=True), count.sum(axes, keepdim=True))
+    own = (count * centred.abs()).sum(axes, keepdim=True)
+    # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
+    says_something = own > 100 * torch.finfo(residual.dtype).eps * whole
+    return divide(centred, own) * says_something
+
+
+def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
+    """S: what deep layers saw where, at the image's size; (K,B,1,H,W).
+
+    `seen` has, for each resolution, relevance over places (K,B,h,w). Each is enlarged and brought to sum 0 and to
+    magnitude 1, so that no resolution outweighs another.
+    """
+    # Classes stand in the place of channels: interpolation treats each by itself.
+    large = [F.interpolate(places, tuple(size), mode="bilinear")[:, :, None] for places in seen]
+    return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
+
+
+def smoothed(t: Tensor, active: Tensor) -> Tensor:
+    """A [1 2 1]/4 filter along both axes over the active units of each channel; the sum is conserved.
+
+    Strided convolutions hand relevance to every second place only; this takes the checkerboard out. `t` is 0 where
+    `active` is; elsewhere the norm is at least the filter's centre, 1/4.
+    """
+    norm = _blur(active.to(t)).clamp_(min=0.25)
+    return _blur(t / norm).mul_(active)
+
+
+def _blur(t: Tensor) -> Tensor:
+    for axis in (-2, -1):  # sums of shifted slices: a convolution with one channel would be far slower
+        out = 0.5 * t
+        size = t.shape[axis]
+        out.narrow(axis, 1, size - 1).add_(t.narrow(axis, 0, size - 1), alpha=0.25)
+        out.narrow(axis, 0, size - 1).add_(t.narrow(axis, 1, size - 1), alpha=0.25)
+        t = out
+    return t

@@ -1,0 +1,10 @@
+"""A report on a model: where it finds its classes, what is odd about that, and what it confuses; one HTML page.
+
+>>> from classlens.report import report
+>>> report(classlens.load("efficientnet-lite0"), "data/oxford-pets", "report.html").findings[0].text
+'The model is right on 83 of 101 pictures with a label that it knows.'
+"""
+
+from classlens.report.report import Report, report
+
+__all__ = ["Report", "report"]

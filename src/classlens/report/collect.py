@@ -1,0 +1,239 @@
+"""Run a model over pictures: what it says of each, where the evidence for that lies, and whether that holds.
+
+Only numbers are kept, so that a data set of any size fits into memory; what the page shows is drawn afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from classlens.data.layouts import Dataset, Item, Mask
+from classlens.errors import ImageError, ModelError
+from classlens.evaluate.network import Network
+from classlens.evaluate.worker import framed_mask
+from classlens.explanation import Explanation, explain
+from classlens.methods import resolve
+from classlens.models import LoadedModel
+from classlens.report import measure
+from classlens.report.hide import as_many_others, hide
+from classlens.report.truth import Labels, Truth
+
+Progress = Callable[[str, int, int], None]  # (what, done, of how many)
+
+_MOSTLY_OBJECT = 0.9  # of the picture: with that hidden, nothing is left to look at
+_NO_EVIDENCE = "the map holds no evidence for the class"
+_NOT_FINITE = "the map holds NaN or infinite values"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the positive evidence of a map lies; all are shares in [0,1]."""
+
+    border: float  # in the outer tenth of the picture
+    even_border: float  # the same of an evenly spread map
+    half: float  # of the picture: the smallest part that holds half of the evidence
+    against: float  # of all evidence: what speaks against the class
+    inside: float | None = None  # on the object, of what lies on labelled pixels; None without a mask
+    area: float | None = None  # what the object covers: `inside` of an evenly spread map
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The predicted class's probability once something is hidden."""
+
+    evidence: float  # the part that holds half of the evidence
+    elsewhere: float  # as many cells, drawn from the rest
+    object: float | None = None  # the object
+    instead: int | None = None  # what the model says then, with the object hidden
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the model says of one picture, and where it sees that."""
+
+    item: Item
+    predicted: int
+    confidence: float
+    second: int
+    second_confidence: float
+    truth: Truth
+    truth_confidence: float | None  # of the likeliest class that it does show, where the model knows one
+    true_class: int | None
+    where: Where
+    hidden: Hidden
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the prediction is one of the classes shown; None where the model knows none of them."""
+        return self.predicted in self.truth.outputs if self.truth.outputs else None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All records, and what could not be used."""
+
+    records: tuple[Record, ...]
+    skipped: dict[str, str] = field(default_factory=dict)  # name -> why there is no record
+    without_mask: dict[str, str] = field(default_factory=dict)  # name -> why its mask could not be read
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is reported on: a model, a data set, and how its maps are made."""
+
+    model: LoadedModel
+    dataset: Dataset
+    method: str = "agf"
+    seed: int = 0
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.model)
+
+    def read(self, item: Item) -> tuple[Tensor, Image.Image]:
+        """The network input (3,H,W) and the whole picture."""
+        picture = self.dataset.picture(item)
+        return self.model.preprocess(picture), picture
+
+    def mask(self, item: Item, picture: Image.Image) -> Mask | None:
+        return None if item.mask is None else framed_mask(self.dataset, item, picture, self.model.preprocess)
+
+    def explain(self, images: Tensor, targets: Any = None) -> Explanation:
+        """Maps by the method; the seed serves methods that draw, unless theirs is written."""
+        chosen, written = resolve(self.method)
+        options: dict[str, Any] = {"seed": self.seed} if "seed" in chosen.options and "seed" not in written else {}
+        return explain(self.model, images, targets, self.method, **options)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B,classes), float64, on the CPU."""
+        values = logits.detach().double().cpu()
+        return values.sigmoid() if self.model.multilabel else values.softmax(1)
+
+    def name(self, index: int) -> str:
+        """A class's name, or `class 7`."""
+        return self.model.labels[index] if self.model.labels else f"class {index}"
+
+
+def collect(subject: Subject, items: Sequence[Item], batch_size: int, progress: Progress) -> Collected:
+    """A record for every picture that can be read and explained."""
+    records: list[Record] = []
+    skipped: dict[str, str] = {}
+    without_mask: dict[str, str] = {}
+    progress("pictures", 0, len(items))
+    for start in range(0, len(items), batch_size):
+        batch = _read(subject, items[start : start + batch_size], skipped, without_mask)
+        if batch:
+            records += _records(subject, batch, skipped)
+        progress("pictures", min(start + batch_size, len(items)), len(items))
+    return Collected(tuple(records), skipped, without_mask)
+
+
+Read = tuple[Item, Tensor, Mask | None]
+
+
+def _read(subject: Subject, items: Sequence[Item], skipped: dict[str, str], without_mask: dict[str, str]) -> list[Read]:
+    """The pictures that can be read; one whose mask cannot is used without."""
+    found: list[Read] = []
+    for item in items:
+        mask = None
+        try:
+            image, picture = subject.read(item)
+        except ImageError as error:
+            skipped[item.name] = _reason(subject, error)
+            continue
+        try:
+            mask = subject.mask(item, picture)
+        except ImageError as error:
+            without_mask[item.name] = _reason(subject, error)
+        found.append((item, image, mask))
+    if len({image.shape for _, image, _ in found}) > 1:
+        raise ModelError("the model takes pictures of any size, so they make no batch; use --batch-size 1")
+    return found
+
+
+def _reason(subject: Subject, error: ImageError) -> str:
+    return str(error).replace(f"{subject.dataset.root}/", "")
+
+
+def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -> Iterator[Record]:
+    images = torch.stack([image for _, image, _ in batch])
+    try:
+        explanation = subject.explain(images)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"out of memory; give a smaller --batch-size than {len(batch)}") from error
+    probabilities = subject.probabilities(explanation.logits)
+    if probabilities.shape[1] < 2:
+        raise ModelError("the model has a single output; a report needs classes to tell apart")
+    labels = Labels(subject.dataset, subject.model.labels, probabilities.shape[1])
+    for row, (item, image, mask) in enumerate(batch):
+        evidence = explanation.maps[row, 0].cpu().double().numpy()
+        share = measure.positive_shares(evidence) if np.isfinite(evidence).all() else None
+        if share is None:
+            skipped[item.name] = _NO_EVIDENCE if np.isfinite(evidence).all() else _NOT_FINITE
+            continue
+        predicted = int(explanation.targets[row, 0])
+        shown = None if mask is None else labels.object_mask(mask, predicted)
+        yield _record(
+            item,
+            probabilities[row],
+            labels.truth(item, mask),
+            _where(evidence, share, shown),
+            _hidden(subject, item, image, share, shown, predicted),
+        )
+
+
+def _record(item: Item, probability: Tensor, truth: Truth, where: Where, hidden: Hidden) -> Record:
+    (first, second), (predicted, runner_up) = (found.tolist() for found in probability.topk(2))
+    true_class = max(truth.outputs, key=lambda index: float(probability[index]), default=None)
+    return Record(
+        item=item,
+        predicted=predicted,
+        confidence=first,
+        second=runner_up,
+        second_confidence=second,
+        truth=truth,
+        truth_confidence=None if true_class is None else float(probability[true_class]),
+        true_class=true_class,
+        where=where,
+        hidden=hidden,
+    )
+
+
+def _where(evidence: measure.Floats, share: measure.Floats, mask: Mask | None) -> Where:
+    border = measure.frame(*share.shape)
+    area = None if mask is None else measure.area(mask)
+    return Where(
+        border=float(share[border].sum()),
+        even_border=float(border.mean()),
+        half=float(measure.half_cells(measure.cells(share)).mean()),
+        against=measure.against(evidence),
+        # An object outside of what the network sees, or one that is all of it, tells nothing.
+        inside=measure.inside(share, mask) if mask is not None and area and area < 1 else None,
+        area=area if area and area < 1 else None,
+    )
+
+
+@torch.no_grad()
+def _hidden(
+    subject: Subject, item: Item, image: Tensor, share: measure.Floats, mask: Mask | None, predicted: int
+) -> Hidden:
+    """One forward pass of the picture with its evidence, with as much elsewhere, and with its object hidden."""
+    strongest = measure.half_cells(measure.cells(share))
+    others = as_many_others(strongest, subject.seed, item.name)
+    parts = [measure.pixels(chosen, share.shape) for chosen in (strongest, others)]
+    if mask is not None and 0 < (mask != 0).mean() <= _MOSTLY_OBJECT:
+        parts.append(mask != 0)  # the unlabelled rim goes too: it shows the object's edge
+    images = hide(image.expand(len(parts), -1, -1, -1), torch.from_numpy(np.stack(parts)))
+    probability = subject.probabilities(subject.network.forward(images))
+    said = probability[:, predicted].tolist()
+    if len(parts) < 3:
+        return Hidden(said[0], said[1])
+    return Hidden(said[0], said[1], said[2], int(probability[2].argmax()))

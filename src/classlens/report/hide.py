@@ -1,0 +1,42 @@
+"""Hide a part of a picture and look again: what the maps say is put to the test on the network itself."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from classlens.evaluate.perturbation import blurred
+from classlens.report.measure import Bools
+
+_SEEN = 1e-3  # of the blur's weight; below it a hidden pixel is too far from anything visible
+_REACH = 10  # the blur's width, as a part of the picture's shorter side
+
+
+def hide(images: Tensor, hidden: Tensor) -> Tensor:
+    """Images (B,3,H,W) with the pixels of `hidden` (B,H,W) filled from their surroundings.
+
+    The fill is a blur of the visible pixels alone, so that no colour of what is hidden shines through.
+
+        >>> hide(images, mask[None] > 0)
+    """
+    visible = (~hidden)[:, None].to(images)
+    sigma = min(images.shape[2:]) / _REACH
+    weight = blurred(visible, sigma)
+    mean = (images * visible).sum((2, 3), keepdim=True) / visible.sum((2, 3), keepdim=True).clamp(min=1)
+    near = blurred(images * visible, sigma) / weight.clamp(min=_SEEN)
+    fill = torch.where(weight > _SEEN, near, mean)
+    return torch.where(hidden[:, None], fill, images)
+
+
+def as_many_others(chosen: Bools, seed: int, name: str) -> Bools:
+    """As many cells as are chosen, drawn from the rest: what hiding does when it matters nothing what is hidden."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    rest = np.flatnonzero(~chosen)
+    count = min(int(chosen.sum()), len(rest))
+    drawn = np.random.default_rng(list(digest[:8])).choice(rest, count, replace=False)
+    others = np.zeros(chosen.size, bool)
+    others[drawn] = True
+    return others.reshape(chosen.shape)

@@ -1,0 +1,127 @@
+"""Where the evidence lies, in numbers: on the object, on the border, how spread, and how two maps differ.
+
+Everything is about the positive evidence of one map, as shares that add up to 1:
+
+    >>> share = positive_shares(np.array([[3.0, -2.0], [1.0, 0.0]]))
+    >>> share.tolist()
+    [[0.75, 0.0], [0.25, 0.0]]
+    >>> inside(share, np.array([[1, 0], [0, 0]]))
+    0.75
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classlens.data.layouts import IGNORE, Mask
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FRAME = 0.1  # of each side: the picture's border
+# Maps are pixel-fine; how spread they are is asked of cells, or noise would look concentrated.
+CELLS = 16  # along each side
+HALF = 0.5
+
+
+def positive_shares(evidence: NDArray[Any]) -> Floats | None:
+    """The evidence for the class (H,W) as shares of its sum; None where nothing speaks for it."""
+    positive = np.maximum(np.asarray(evidence, np.float64), 0)
+    total = positive.sum()
+    return positive / total if total > 0 else None
+
+
+def against(evidence: NDArray[Any]) -> float:
+    """How much of all evidence speaks against the class."""
+    values = np.asarray(evidence, np.float64)
+    size = np.abs(values).sum()
+    return float(-np.minimum(values, 0).sum() / size) if size > 0 else 0.0
+
+
+# ------------------------------------------------------------------------------------------- object and border
+
+
+def inside(share: Floats, mask: Mask) -> float | None:
+    """The share on the object (mask > 0) of what lies on labelled pixels; None where nothing lies there."""
+    labelled = mask != IGNORE
+    total = share[labelled].sum()
+    return float(share[labelled & (mask > 0)].sum() / total) if total > 0 else None
+
+
+def area(mask: Mask) -> float | None:
+    """How much of the labelled picture the object covers: where an evenly spread map would have that share inside."""
+    labelled = mask != IGNORE
+    return float((labelled & (mask > 0)).sum() / labelled.sum()) if labelled.any() else None
+
+
+def frame(height: int, width: int, width_of_frame: float = FRAME) -> Bools:
+    """The picture's border: the outer tenth of its height above and below, and of its width left and right.
+
+    >>> frame(10, 10).sum()
+    36
+    """
+    rows, columns = (max(1, round(width_of_frame * n)) for n in (height, width))
+    found = np.ones((height, width), bool)
+    found[rows : height - rows, columns : width - columns] = False
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ spread
+
+
+def cells(share: Floats, count: int = CELLS) -> Floats:
+    """The shares of a grid's cells, at most `count` along each side."""
+    height, width = (min(count, n) for n in share.shape)
+    grid = np.zeros((height, width))
+    np.add.at(grid, _cell_of(share.shape, (height, width)), share)
+    return grid
+
+
+def pixels(grid: Bools, shape: tuple[int, int]) -> Bools:
+    """Chosen cells as chosen pixels: the way back from `cells`."""
+    found: Bools = grid[_cell_of(shape, grid.shape)]
+    return found
+
+
+def half_cells(grid: Floats) -> Bools:
+    """The fewest cells that hold half of the evidence; their share of all cells says how spread it is.
+
+    >>> half_cells(np.array([[0.6, 0.2], [0.1, 0.1]])).tolist()
+    [[True, False], [False, False]]
+    """
+    order = np.argsort(-grid, axis=None, kind="stable")
+    held = np.cumsum(grid.ravel()[order])
+    chosen = np.zeros(grid.size, bool)
+    chosen[order[: int(np.searchsorted(held, HALF * held[-1] - 1e-12)) + 1]] = True
+    return chosen.reshape(grid.shape)
+
+
+def _cell_of(shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows, columns = (np.arange(n) * count // n for n, count in zip(shape, grid, strict=True))
+    return rows[:, None], columns[None, :]
+
+
+# -------------------------------------------------------------------------------------------------- two maps
+
+
+def overlap(one: Floats, other: Floats) -> float:
+    """How much of two maps' positive evidence (as shares) lies in the same cells: 1 the same places, 0 none."""
+    return float(np.minimum(cells(one), cells(other)).sum())
+
+
+def difference(one: NDArray[Any], other: NDArray[Any]) -> Floats:
+    """Where one map says more than another (positive) or less, each brought to the same size first.
+
+    >>> difference(np.array([[1.0, 1.0]]), np.array([[4.0, 0.0]])).tolist()
+    [[-0.5, 0.5]]
+    """
+    return _unit(one) - _unit(other)
+
+
+def _unit(evidence: NDArray[Any]) -> Floats:
+    values = np.asarray(evidence, np.float64)
+    size = np.abs(values).sum()
+    return values / size if size > 0 else values

@@ -1,6 +1,0 @@
-"""How one operation hands relevance from its output to its inputs, and the one loop that applies it backwards."""
-
-from classlens.rules import attention, table
-from classlens.rules.propagate import RULES, Rule, Sweep, propagate, register, rule_for
-
-__all__ = ["RULES", "Rule", "Sweep", "attention", "propagate", "register", "rule_for", "table"]

@@ -1,0 +1,111 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.core.rules.attention import attention_weights, through_weights
+from networks import pictures
+from steps import back
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def by_hand(weights: Tensor, values: Tensor, relevance: Tensor) -> Tensor:
+    """Every output i, channel c hands R_ic to the values j by a_ij |v_jc|."""
+    share = torch.zeros_like(values)
+    for i in range(len(weights)):
+        for c in range(values.shape[1]):
+            z = weights[i] * values[:, c].abs()
+            share[:, c] += z / z.sum() * relevance[i, c]
+    return share
+
+
+def test_attention_weights_are_a_gate() -> None:
+    x, r = tokens(1, 4, 3), torch.rand(1, 4, 3, dtype=torch.float64)
+    expected = by_hand(torch.softmax(x[0] @ x[0].mT, -1), x[0], r[0])
+    for do in (
+        lambda x: torch.softmax(x @ x.mT, -1) @ x,
+        lambda x: torch.einsum("bij,bjc->bic", torch.softmax(torch.einsum("bic,bjc->bij", x, x), -1), x),
+        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0],
+    ):
+        assert torch.allclose(back(do, x, r)[0], expected)
+
+
+def test_values_that_heads_share_get_what_all_heads_send() -> None:
+    x, r = tokens(1, 4, 3), torch.rand(1, 2, 4, 3, dtype=torch.float64)
+    queries = torch.stack([x, 2 * x], 1)  # (1, heads, places, channels)
+
+    def shared(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(torch.stack([x, 2 * x], 1), x[:, None], x[:, None], scale=1.0)
+
+    expected = sum(by_hand(torch.softmax(queries[0, h] @ x[0].mT, -1), x[0], r[0, h]) for h in range(2))
+    assert torch.allclose(back(shared, x, r)[0], expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "additive", "boolean"])
+def test_weights_of_fused_attention(mask: str) -> None:
+    q, k, v = (tokens(2, 3, 5, 4) + i for i in range(3))
+    given = {"additive": tokens(5, 5), "boolean": torch.eye(5, dtype=torch.bool) | (tokens(5, 5) > 0)}.get(mask)
+    weights = attention_weights(q, k, given, mask == "causal", None)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=given, is_causal=mask == "causal")
+    assert torch.allclose(weights @ v, expected)
+    r = torch.rand(2, *expected.shape, dtype=torch.float64)
+    assert torch.allclose(through_weights(weights, v, r).sum((3, 4)), r.sum((3, 4)))
+
+
+def test_torchs_attention_layer_equals_its_parts() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    nn.init.normal_(layer.in_proj_bias)
+    x = tokens(2, 5, 8)
+    r = torch.rand(2, 5, 8, dtype=torch.float64)
+
+    def parts(x: Tensor) -> Tensor:
+        q, k, v = (
+            t.unflatten(-1, (2, 4)).transpose(1, 2)
+            for t in F.linear(x, layer.in_proj_weight, layer.in_proj_bias).chunk(3, -1)
+        )
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+        return layer.out_proj(seen)
+
+    whole = back(lambda x: layer(x, x, x, need_weights=False)[0], x, r)
+    # In parts, the three projections are one linear layer: only the third's rows get relevance.
+    assert torch.allclose(parts(x), layer(x, x, x)[0])
+    assert torch.allclose(whole, back(parts, x, r))
+    assert torch.allclose(whole.sum((1, 2)), r.sum((1, 2)))
+
+
+class Transformer(nn.Module):
+    """Patches, a class token, positions, two encoder layers, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch = nn.Conv2d(3, 16, 8, stride=8)
+        self.token, self.position = nn.Parameter(torch.randn(1, 1, 16)), nn.Parameter(torch.randn(1, 17, 16))
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True, activation="gelu")
+        self.layers = nn.ModuleList([layer, nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)])
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("method", ["agf", "lrp", "lrp-epsilon-gamma-box", "agf-release", "gradcam", "deeplift-shap"])
+def test_a_transformer_is_explained(method: str) -> None:
+    model, x = Transformer().double().eval(), pictures(2).double()
+    e = classlens.explain(model, x, classlens.top(2), method)
+    assert torch.isfinite(e.maps).all()
+    assert not torch.allclose(e.maps[:, 0], e.maps[:, 1], rtol=1e-3, atol=0)
+    single = torch.cat([classlens.explain(model, x[i : i + 1], e.targets[i : i + 1], method).maps for i in range(2)])
+    assert torch.allclose(single, e.maps, rtol=1e-6, atol=1e-9 * float(e.maps.abs().max()))
+    assert not any("relevance stream alone" in note for note in e.report.notes)  # patches of 8 pixels are factorised
+    if method in ("agf", "lrp", "lrp-epsilon-gamma-box"):  # what the class token draws is accounted for
+        assert e.report.conservation.max() < 1e-3

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from classlens.data.labels import imagenet
+from classlens.data.layouts import (
+    VOC_CLASSES,
+    DataError,
+    check_class_names,
+    class_outputs,
+    data_hash,
+    half_of,
+    label_index,
+    open_dataset,
+)
+from classlens.errors import ImageError
+
+
+def save(path: Path, values: np.ndarray, palette: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(values.astype(np.uint8), mode=None)
+    if palette:
+        image = image.convert("P")
+        image.putpalette([0, 0, 0, 255, 0, 0] + [9, 9, 9] * 254)
+        image.putdata(values.astype(np.uint8).ravel().tolist())
+    image.save(path)
+
+
+GREY = np.full((6, 8, 3), 100)
+
+
+def test_a_folder_for_each_wnid(tmp_path: Path) -> None:
+    save(tmp_path / "val" / "n02099601" / "a.png", GREY)
+    save(tmp_path / "val" / "n01440764" / "b.jpg", GREY)
+    (tmp_path / "val" / "n01440764" / "notes.txt").write_text("no picture")
+    (tmp_path / "val" / "n01440764" / "._b.jpg").write_text("a note of the operating system")
+    data = open_dataset(tmp_path)
+    assert (data.layout, data.has_labels, data.has_masks) == ("imagenet", True, False)
+    assert [(item.name, item.label) for item in data.items] == [
+        ("n01440764/b.jpg", "n01440764"),
+        ("n02099601/a.png", "n02099601"),
+    ]
+    assert data.picture(data.items[1]).size == (8, 6)
+
+
+def test_a_folder_for_each_class_by_name(labelled: Path) -> None:
+    data = open_dataset(labelled)
+    assert data.layout == "imagenet"
+    assert {item.label for item in data.items} == {"red", "green", "blue"}
+
+
+def test_pets_trimaps(tmp_path: Path) -> None:
+    trimap = np.array([[1, 2, 3], [2, 2, 1]])
+    save(tmp_path / "images" / "cat_1.png", np.zeros((2, 3, 3)))
+    save(tmp_path / "annotations" / "trimaps" / "cat_1.png", trimap)
+    data = open_dataset(tmp_path)
+    assert data.layout == "pets"
+    assert data.mask(data.items[0]).tolist() == [[1, 0, 255], [0, 0, 1]]
+
+
+def test_voc_palettes_are_read_as_indices(tmp_path: Path) -> None:
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    save(root / "JPEGImages" / "x.jpg", GREY)
+    save(root / "SegmentationClass" / "x.png", np.array([[0, 15], [255, 1]]), palette=True)
+    (root / "ImageSets" / "Segmentation").mkdir(parents=True)
+    (root / "ImageSets" / "Segmentation" / "val.txt").write_text("x\ny\n")
+    data = open_dataset(tmp_path)
+    assert (data.layout, [item.name for item in data.items]) == ("voc", ["x", "y"])
+    assert data.mask(data.items[0]).tolist() == [[0, 15], [255, 1]]
+    with pytest.raises(ImageError, match="does not exist"):
+        data.mask(data.items[1])
+    with pytest.raises(DataError, match=r"no split 'test'.*there are: val"):
+        open_dataset(tmp_path, split="test")
+
+
+def test_any_images_and_masks(tmp_path: Path) -> None:
+    save(tmp_path / "images" / "deep" / "a.jpg", GREY)
+    save(tmp_path / "images" / "alone.png", GREY)
+    colours = np.zeros((6, 8, 3))
+    colours[2, 3] = (0, 7, 0)
+    save(tmp_path / "masks" / "deep" / "a.png", colours)
+    data = open_dataset(tmp_path)
+    assert (data.layout, [item.name for item in data.items]) == ("masks", ["alone.png", "deep/a.jpg"])
+    assert np.argwhere(data.mask(data.items[1])).tolist() == [[2, 3]]
+    with pytest.raises(ImageError, match=r"alone.png does not exist"):
+        data.mask(data.items[0])
+
+
+def test_imagenet_segmentation(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 7, 3)).astype(np.uint8)
+    mask = (pixels[..., 0] > 100).astype(np.uint8)
+    with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
+        cells = {
+            "img": file.create_dataset("refs/a", data=pixels.T).ref,
+            "id": file.create_dataset("refs/c", data=np.array([[ord(c)] for c in "n02099601_7"], np.uint16)).ref,
+        }
+        inner = file.create_dataset("refs/d", data=mask.T).ref
+        cells["gt"] = file.create_dataset("refs/b", data=np.array([[inner]], h5py.ref_dtype), dtype=h5py.ref_dtype).ref
+        for name, reference in cells.items():
+            file.create_dataset(f"value/{name}", data=np.array([[reference]], h5py.ref_dtype), dtype=h5py.ref_dtype)
+    data = open_dataset(tmp_path)
+    (item,) = data.items
+    assert (data.layout, data.name, item.name, item.label) == (
+        "imagenet-segmentation",
+        "gtsegs_ijcv",
+        "00000-n02099601_7",
+        "n02099601",
+    )
+    assert np.array_equal(np.asarray(data.picture(item)), pixels)
+    assert np.array_equal(data.mask(item), mask)
+
+
+def test_a_wrong_folder_says_what_was_expected_and_found(tmp_path: Path) -> None:
+    (tmp_path / "stuff").mkdir()
+    (tmp_path / "read.me").write_text("")
+    with pytest.raises(DataError) as caught:
+        open_dataset(tmp_path)
+    text = str(caught.value)
+    assert "annotations/trimaps" in text
+    assert "wnid" in text
+    assert "found 1 folders (stuff), 1 files (read.me)" in text
+    with pytest.raises(DataError, match=r"expected \(pets: images/ and annotations/trimaps/") as caught:
+        open_dataset(f"pets:{tmp_path}")
+    assert "voc" not in str(caught.value)
+    with pytest.raises(DataError, match="there is no data at"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_a_larger_limit_only_adds(labelled: Path) -> None:
+    data = open_dataset(labelled)
+    few, more = data.select(5, seed=3), data.select(11, seed=3)
+    assert more[:5] == few
+    assert len(set(more)) == 11
+    assert data.select(5, seed=4) != few
+    assert sorted(data.select(None, 3), key=lambda item: item.name) == list(data.items)
+
+
+def test_halves_depend_on_the_names_of_files_alone(labelled: Path) -> None:
+    data = open_dataset(labelled)
+    a, b = (set(data.select(None, 0, half)) for half in "AB")
+    assert a | b == set(data.items)
+    assert not a & b
+    assert min(len(a), len(b)) > 2
+    assert set(data.select(None, 7, "A")) == a
+    assert data.select(2, 0, "A") == data.select(None, 0, "A")[:2]
+    assert half_of("n01440764/tench.jpg") == half_of("elsewhere/tench.jpg")
+
+
+def test_the_data_hash_sees_names_and_sizes(labelled: Path, masked: Path) -> None:
+    data = open_dataset(labelled)
+    assert data_hash(data, data.items) == data_hash(open_dataset(labelled), data.items)
+    assert data_hash(data, data.items) != data_hash(data, data.items[1:])
+
+
+def test_which_output_a_label_means() -> None:
+    assert label_index("n02099601", imagenet(), 1000) == imagenet().index("golden retriever")
+    assert label_index("n02099601", None, 1000) == imagenet().index("golden retriever")
+    assert label_index("n02099601", ("cat", "dog"), 2) is None
+    assert label_index("Dog", ("cat", "dog"), 2) == 1
+    assert label_index("7", None, 10) == 7
+    assert label_index("7", None, 5) is None
+    assert label_index(None, None, 5) is None
+
+
+def test_which_outputs_are_the_masks_classes() -> None:
+    renamed = {"tvmonitor": "tv monitor", "pottedplant": "Potted plant", "diningtable": "dining-table"}
+    names = tuple(renamed.get(name, name) for name in reversed(VOC_CLASSES))
+    outputs = class_outputs(VOC_CLASSES, names, 20)
+    assert outputs is not None
+    assert [names[i] for i in outputs[:3]] == ["aeroplane", "bicycle", "bird"]
+    assert names[outputs[19]] == "tv monitor"
+    assert class_outputs(VOC_CLASSES, None, 20) == tuple(range(20))
+    assert class_outputs(VOC_CLASSES, imagenet(), 1000) is None
+    assert class_outputs(None, None, 20) is None
+    assert class_outputs(("cat", "dog"), ("dog", "cow"), 2) is None
+
+
+@pytest.mark.parametrize("names", [("cat", "Cat"), ("tv monitor", "dog", "tv_monitor"), ("a", "a")])
+def test_class_names_that_nobody_can_tell_apart(names: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match="differ at most in case or spaces"):
+        check_class_names(names)
+
+
+def test_a_voc_layout_with_classes_of_its_own(tmp_path: Path) -> None:
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ImageSets" / "Segmentation" / "val.txt").write_text("a\n")
+    Image.fromarray(np.full((4, 4), 3, np.uint8)).save(tmp_path / "SegmentationClass" / "a.png")
+    assert open_dataset(tmp_path).classes == VOC_CLASSES
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    data = open_dataset(tmp_path)
+    assert data.classes == ("cat", "dog")
+    with pytest.raises(ImageError, match="holds class 3; the data set has 2"):
+        data.mask(data.items[0])
+    (tmp_path / "labels.txt").write_text("cat\nCat \n")
+    with pytest.raises(DataError, match="differ at most"):
+        open_dataset(tmp_path)
+    (tmp_path / "labels.txt").write_text("\n")
+    with pytest.raises(DataError, match="it has 0"):
+        open_dataset(tmp_path)
+
+
+def test_the_shared_data_are_recognised(shared: Path) -> None:
+    found = [open_dataset(shared / "data" / name) for name in ("imagenet-sample", "oxford-pets", "voc")]
+    assert [(d.name, d.layout, len(d.items)) for d in found] == [
+        ("imagenet-sample", "imagenet", 500),
+        ("oxford-pets", "pets", 370),
+        ("voc", "voc", 500),
+    ]

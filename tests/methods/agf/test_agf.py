@@ -1,0 +1,421 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import classlens
+import goldens
+import reference
+from classlens.core.capture import record
+from classlens.core.rules.propagate import rule_for
+from classlens.errors import MethodError, TargetError
+from classlens.methods import METHODS, Case
+from classlens.methods.agf.balanced import _over_window, _weight
+from goldens import needs_goldens
+from networks import build, pictures
+
+FIELDS = {"C": "C", "A": "A", "F_x": "F_x", "F_dx": "F_dx", "M": "M", "r": "R", "Phi": "Phi_in", "gradient": "grad_in"}
+
+
+# ----------------------------------------------------------------------------------- against the released code
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_on_every_target(name: str) -> None:
+    model, x, arrays = goldens.load(name)
+    _assert_maps_agree(classlens.explain(model, x, goldens.targets(arrays), "agf-release"), arrays)
+
+
+def _assert_maps_agree(e: classlens.Explanation, arrays: Any) -> None:
+    ours = e.maps.transpose(0, 1)
+    theirs = torch.as_tensor(arrays["agf/map"]).double().reshape(ours.shape)
+    for k in range(len(ours)):
+        assert goldens.distance(ours[k], theirs[k]) < goldens.tolerance(arrays)
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_on_every_layer(name: str) -> None:
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
+    compared = 0
+    for layer in e.trace:
+        for ours, theirs in FIELDS.items():
+            key = f"layer/{layer.name}/{theirs}"
+            if key in arrays.files and ours in layer.terms and layer.op not in ("relu", "add"):
+                expected = torch.as_tensor(arrays[key]).double()
+                assert goldens.distance(layer.terms[ours][0].reshape(expected.shape), expected) < 1e-6, key
+                compared += 1
+    stored = [
+        k for k in arrays.files if k.startswith("layer/") and k.rsplit("/", 1)[1] in ("C", "A", "F_x", "F_dx", "M", "R")
+    ]
+    assert compared > len(stored)
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_at_residual_sums(name: str) -> None:
+    """What arrives at an addition's main branch and skip, and at the ReLUs of a block, in the order of the pass."""
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
+    adds = [t for t in e.trace if t.op == "add"]
+    assert len(adds) == len({k.split("/")[1] for k in arrays.files if "/Phi_in_1" in k})
+    for layer in adds:
+        for term, key in (("Phi", "Phi_in_0"), ("Phi_1", "Phi_in_1")):
+            assert goldens.distance(layer.terms[term][0], arrays[f"layer/{layer.name}.add/{key}"]) < 1e-6
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", goldens.LARGE)
+def test_release_agrees_on_large_networks(name: str) -> None:
+    """Both targets' maps, and the stored statistics of every layer's terms."""
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x, goldens.targets(arrays), "agf-release", trace=True)
+    _assert_maps_agree(e, arrays)
+    wanted = dict(zip((str(n) for n in arrays["stat_names"]), arrays["stat"], strict=True))
+    compared = 0
+    for layer in e.trace:
+        for ours, theirs in FIELDS.items():
+            key = f"{layer.name}/{theirs}"
+            if key not in wanted or ours not in layer.terms or layer.op in ("relu", "add"):
+                continue
+            t = layer.terms[ours][0]
+            t = t.expand_as(layer.terms["C"][0]) if ours in ("F_x", "F_dx", "M") and t.dim() == 4 else t
+            found = [t.sum(), t.abs().sum(), t.min(), t.max(), (t != 0).sum()]
+            scale = max(abs(wanted[key][1]), 1e-12)
+            assert np.allclose(np.array(found) / scale, wanted[key] / scale, rtol=1e-5, atol=1e-7), key
+            compared += 1
+    assert compared >= 0.5 * len(wanted)
+
+
+ABLATIONS = {
+    "no_a": "without=A", "no_fx": "without=Fx", "no_fdx": "without=Fdx", "no_m": "without=M", "no_reg": "without=gate",
+    "only_c": "only=C", "gradcam": "residual=gradcam", "gradcam_only": "residual=gradcam, without=(A, Fdx, gate)",
+}  # fmt: skip
+
+
+@needs_goldens
+@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_ablations_agree(name: str, ablation: str) -> None:
+    model, x, arrays = goldens.load(name)
+    options = ABLATIONS[ablation].replace("(A, Fdx, gate)", "('A', 'Fdx', 'gate')")
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], f"agf-release({options})")
+    assert goldens.distance(e.maps[0, 0], arrays[f"ablation/{ablation}"][0, 0]) < 1e-6
+
+
+@needs_goldens
+def test_release_in_float32_is_as_close_as_the_release_itself() -> None:
+    model, x, arrays = goldens.load("vgg_bn_pool")
+    e = classlens.explain(model.float(), x.float(), goldens.targets(arrays)[:, :1], "agf-release")
+    assert goldens.distance(e.maps, torch.as_tensor(arrays["agf/map"])[0]) < 1e-4
+
+
+# --------------------------------------------------------------------------- the equations, by a second derivation
+
+
+class Chain(nn.Module):
+    """Two convolutions and two linear layers: small enough to follow with explicit matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.c, self.d = nn.Linear(3 * 20, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(x))))
+        return self.d(torch.relu(self.c(x.flatten(1))))
+
+
+def paper_by_hand(model: Chain, x: Tensor, t: int) -> np.ndarray:
+    """Algorithm 1 for a Chain, layer by layer, from the paper's text."""
+    x_a = x.clone().requires_grad_()
+    pre_a = model.a(x_a)
+    x_b = torch.relu(pre_a)
+    pre_b = model.b(x_b)
+    x_c = torch.relu(pre_b).flatten(1)
+    x_d = torch.relu(model.c(x_c))
+    y = model.d(x_d)
+    sigma = (y - y[:, t]).abs().max()
+    yhat = torch.softmax(y[:, t] * torch.exp(-0.5 * ((y - y[:, t]) / sigma) ** 2), 1)[0, t]
+    grads = dict(zip("abcd", torch.autograd.grad(yhat, [x_a, x_b, x_c, x_d]), strict=True))
+    value = {"a": x_a, "b": x_b, "c": x_c, "d": x_d}
+    phi = (value["d"] * grads["d"]).detach().numpy().flatten()  # initial attribution
+
+    def shift(c: np.ndarray, r: np.ndarray) -> np.ndarray:
+        return c + r - r.sum() / max((c != 0).sum(), 1)
+
+    def interaction(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        m = np.maximum((x * g).mean(0), 0)
+        return m / m.max() if m.max() > 0 else m
+
+    for name in "cba":
+        layer, x_n, g_n = getattr(model, name), value[name].detach()[0], grads[name][0]
+        w = abs(reference.matrix(lambda v, layer=layer: layer(v[None])[0], x_n))
+        flat = x_n.flatten().numpy()
+        c = reference.generic_rule(abs(flat), w, phi)
+        if name == "c":
+            m = interaction(x_n.reshape(3, 4, 5).numpy(), g_n.reshape(3, 4, 5).numpy())
+            phi = shift(c, np.broadcast_to(m, (3, 4, 5)).flatten())
+            phi = np.where(flat > 0, phi, 0)  # back through the ReLU
+            continue
+        shape = x_n.shape
+        a = reference.generic_rule(np.ones_like(flat), w, phi).reshape(shape)
+        c = c.reshape(shape)
+        partition = c.mean(0)
+        f_x, f_g = (reference.factorised(v.numpy(), partition, 1.0, 0.0, True, True) for v in (x_n, g_n))
+        r = a + f_g + (f_x + interaction(x_n.numpy(), g_n.numpy())) / (1 + np.exp(-c))
+        phi = shift(c, r).flatten()
+        if name == "b":
+            phi = np.where(flat > 0, phi, 0)
+    return phi.reshape(x.shape[1:]).sum(0)
+
+
+@pytest.mark.parametrize("t", [0, 1, 2, 3])
+def test_paper_is_algorithm_1(t: int) -> None:
+    model = Chain().double().eval()
+    x = torch.randn(1, 2, 4, 5, generator=torch.Generator().manual_seed(1)).double()
+    ours = classlens.explain(model, x, t, "agf-paper").maps[0, 0].numpy()
+    slow = paper_by_hand(model, x, t)
+    assert np.allclose(ours, slow, rtol=1e-6, atol=1e-8 * abs(slow).max())
+
+
+# ---------------------------------------------------------------------------------------------------- balanced
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "dense", "gated", "conv-head", "dense-head", "modern"])
+def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
+    e = classlens.explain(build(name).double(), pictures().double(), classlens.top(2))
+    assert e.report.conservation.max() < 1e-10
+    assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
+        nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6)])
+def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, *size, dtype=torch.float64).relu()
+    x[:, 0, :4, :4] = 0  # windows in which no unit is on share evenly
+    (node,) = [n for n in record(nn.Sequential(pool, nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
+    relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = _over_window(node, relevance)
+    assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
+    if pool.dilation != 1:  # the winners take all
+        assert torch.allclose(ours, rule_for(node)(node, relevance)[0])
+        return
+    window_of, step = (np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride))
+    slow = torch.zeros_like(ours)
+    for c, i, j in np.ndindex(*node.outputs[0].shape[1:]):
+        top, left = i * step[0] - pool.padding, j * step[1] - pool.padding
+        window = np.s_[c, max(top, 0) : top + window_of[0], max(left, 0) : left + window_of[1]]
+        part = x[0][window]
+        part = part / part.sum() if part.sum() else torch.full_like(part, 1 / part.numel())
+        for k in range(3):
+            slow[k, 0][window] += part * relevance[k, 0, c, i, j]
+    assert torch.allclose(ours, slow, rtol=1e-9)
+
+
+def test_a_max_pool_of_maps_without_channels_shares_alike() -> None:
+    """F.max_pool2d also takes (B,H,W)."""
+
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.max_pool2d(x[:, 0], 2).flatten(1)
+
+    torch.manual_seed(0)
+    x = torch.rand(2, 1, 8, 6, dtype=torch.float64)
+    (flat,) = [n for n in record(Pooled().eval(), x).nodes if n.op == "max_pool2d"]
+    (plain,) = [n for n in record(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
+    relevance = torch.randn(3, *plain.outputs[0].shape, dtype=torch.float64)
+    (ours,), (expected,) = _over_window(flat, relevance[:, :, 0]), _over_window(plain, relevance)
+    assert torch.allclose(ours, expected[:, :, 0])
+
+
+def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
+    assert [_weight(n) for n in (0, 3, 6, 12, 15, 40)] == [1.0, 1.0, 1.0, 0.25, 0.2, 0.2]
+    torch.manual_seed(0)
+    body = [m for _ in range(12) for m in (nn.Conv2d(6, 6, 1), nn.Tanh())]
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 8, 8), nn.ReLU(), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    )
+    x = torch.randn(1, 3, 64, 64)
+    for layers in (4, 12):
+        shallow = nn.Sequential(*model[: 2 + 2 * layers], *model[-3:]).eval()
+        e = classlens.explain(shallow, x, 0, trace=True)
+        deepest = next(t.terms for t in e.trace if t.op == "conv2d")
+        plain = 0.2 * deepest["C"] + 0.8 * deepest["A"]
+        added = (deepest["Phi"] - plain).abs().sum()
+        assert float(added / plain.abs().sum()) == pytest.approx(_weight(layers), rel=1e-3)
+
+
+def _down_to_stride_16() -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [(3, 6, 2), (6, 6, 2), (6, 8, 2), (8, 8, 1), (8, 10, 2), (10, 10, 1)]
+    body = [m for i, o, step in sizes for m in (nn.Conv2d(i, o, 3, step, 1), nn.Tanh())]  # no unit is off
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 4)).eval()
+
+
+def test_what_deep_layers_saw_is_added_at_the_image() -> None:
+    """By a second way: the shares of the deep convolutions, from the trace, enlarged and added to the map without."""
+    model, x = _down_to_stride_16().double(), torch.randn(2, 3, 128, 128, dtype=torch.float64)
+    e = classlens.explain(model, x, classlens.top(2), trace=True)
+    plain = classlens.explain(model, x, classlens.top(2), without="coarse").maps
+    seen: dict[int, Tensor] = {}
+    for layer in e.trace:
+        side = layer.terms["Phi"].shape[-1] if layer.op == "conv2d" else 128
+        if side <= 16:
+            seen[side] = seen.get(side, 0) + layer.terms["Phi"].sum(2).transpose(0, 1)
+    assert sorted(seen) == [8, 16]
+    added = torch.zeros_like(plain)
+    for places in seen.values():
+        large = nn.functional.interpolate(places, (128, 128), mode="bilinear")
+        large = large - large.mean((2, 3), keepdim=True)
+        added += large / large.abs().sum((2, 3), keepdim=True)
+    difference = e.maps - plain
+    assert torch.allclose(difference.sum((2, 3)), torch.zeros(()).double(), atol=1e-9 * float(plain.abs().sum()))
+    size, own = (t.abs().sum((2, 3), keepdim=True) for t in (difference, added))
+    assert torch.allclose(difference / size, added / own, atol=1e-9)
+    assert torch.allclose(size, plain.abs().sum((2, 3), keepdim=True), rtol=0.1)  # colours may differ in sign
+
+
+def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
+    # Large enough for layers whose feature map is eight times smaller than the image: only these have a residual.
+    model, x = build("gated"), pictures(1, (96, 96))
+    full = classlens.explain(model, x).maps
+    for option in ({"without": "A"}, {"only": "C"}):
+        assert not torch.allclose(full, classlens.explain(model, x, **option).maps)
+    for option, message in (
+        ({"without": "B"}, "without='B' is not known; the terms are A, Fx"),
+        ({"only": "A"}, "only='A' is not known"),
+        ({"colour": 1}, "agf has no option 'colour'; it has without, only, residual"),
+    ):
+        with pytest.raises(MethodError, match=message):
+            classlens.explain(model, x, **option)
+    with pytest.raises(MethodError, match=r"without='coarse' is not known; the terms are A, Fx, Fdx, M, gate$"):
+        classlens.explain(model, x, 0, "agf-paper", without="coarse")
+
+
+def test_trace_has_every_term_of_every_layer() -> None:
+    e = classlens.explain(build("residual"), pictures(), 3, "agf-paper", trace=True)
+    convs = [t for t in e.trace if t.op == "conv2d"]
+    assert [t.name for t in convs] == ["skip", "c3", "c2", "c1", "stem"]
+    for layer in convs:
+        assert {"C", "A", "F_x", "F_dx", "M", "r", "Phi"} <= set(layer.terms)
+        c, r = layer.terms["C"], layer.terms["r"]
+        assert torch.isfinite(c).all()
+        assert c.shape == r.shape
+
+
+def test_equal_logits_are_refused_with_the_image_named() -> None:
+    model = build("plain")
+    nn.init.zeros_(model.head[3].weight)
+    nn.init.zeros_(model.head[3].bias)
+    with pytest.raises(TargetError, match="logits of image 0 are all equal"):
+        classlens.explain(model, pictures())
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    with pytest.raises(MethodError, match="no linear or convolutional layer"):
+        classlens.explain(nn.Sequential(nn.Flatten(), nn.Tanh()).eval(), pictures())
+
+
+def test_works_on_a_network_without_feature_maps() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    e = classlens.explain(model, pictures(), classlens.top(2))
+    assert e.report.conservation.max() < 1e-4
+    assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
+
+
+def test_methods_are_in_the_registry_with_their_papers() -> None:
+    assert {"agf", "agf-paper", "agf-release"} <= set(METHODS)
+    tape = record(build("plain"), pictures())
+    case = Case(build("plain"), pictures(), tape, torch.zeros(2, 1, dtype=torch.int64))
+    assert METHODS["agf"].run(case).maps.shape == (2, 1, 32, 32)
+
+
+@pytest.mark.parametrize("name", ["agf", "agf-paper", "agf-release"])
+def test_a_network_of_one_output_is_explained(name: str) -> None:
+    """Eq. 7 compares a class with the others; where there is none, the logit itself is the score."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 1),
+    ).eval()  # fmt: skip
+    found = classlens.explain(model, torch.rand(2, 3, 16, 16), 0, name)
+    assert torch.isfinite(found.maps).all()
+    assert (found.maps.abs().amax((2, 3)) > 0).all()
+
+
+# ------------------------------------------------------------------------------------------------- on patch grids
+
+
+class Patches(nn.Module):
+    """A transformer block on 16-pixel patches with a class token; `windows` cuts the images up along the batch."""
+
+    def __init__(self, windows: bool = False) -> None:
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 8, 16, 16), nn.Parameter(torch.randn(1, 1, 8))
+        self.norm, self.up, self.down, self.head = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 4)
+        self.windows = windows
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).mT
+        with_class = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1)
+        tokens = tokens.reshape(-1, 8, 8) if self.windows else with_class
+        tokens = tokens + self.down(torch.relu(self.up(self.norm(tokens))))
+        return self.head(tokens.reshape(len(x), -1, 8).mean(1))
+
+
+def test_factorisation_reads_a_patch_grid() -> None:
+    torch.manual_seed(0)
+    model, x = Patches().eval(), torch.randn(2, 3, 64, 64)
+    whole = classlens.explain(model, x, [[0, 1], [2, 3]], "agf")
+    alone = classlens.explain(model, x, [[0, 1], [2, 3]], "agf", without=("M", "Fx", "Fdx"))
+    assert not any("relevance stream alone" in note for note in whole.report.notes)
+    assert whole.report.conservation.max() < 1e-5
+    assert (whole.maps - alone.maps).norm() > 1e-3 * alone.maps.norm()
+    single = classlens.explain(model, x[1:], [2, 3], "agf").maps
+    assert torch.allclose(single, whole.maps[1:], rtol=1e-4, atol=1e-6 * float(single.abs().max()))
+
+
+def test_residual_on_tokens_is_the_one_on_a_feature_map() -> None:
+    """A linear layer on tokens is a 1x1 convolution: the same terms, by another way of writing the network."""
+
+    class Written(nn.Module):
+        def __init__(self, tokens: bool) -> None:
+            super().__init__()
+            self.embed, self.mix, self.head = nn.Conv2d(3, 6, 16, 16), nn.Conv2d(6, 5, 1), nn.Linear(5, 3)
+            self.tokens = tokens
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.embed(x))
+            if self.tokens:
+                mixed = torch.nn.functional.linear(x.flatten(2).mT, self.mix.weight.flatten(1), self.mix.bias)
+                return self.head(torch.relu(mixed).mean(1))
+            return self.head(torch.relu(self.mix(x)).mean((2, 3)))
+
+    torch.manual_seed(0)
+    as_features = Written(tokens=False).eval()
+    as_patches = Written(tokens=True).eval()
+    as_patches.load_state_dict(as_features.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    ours, theirs = (classlens.explain(m, x, [[0, 1], [1, 2]], "agf").maps for m in (as_patches, as_features))
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6 * float(theirs.abs().max()))
+
+
+def test_windows_are_no_patch_grid() -> None:
+    torch.manual_seed(0)
+    found = classlens.explain(Patches(windows=True).eval(), torch.randn(2, 3, 64, 64), 0, "agf")
+    assert any("relevance stream alone" in note for note in found.report.notes)

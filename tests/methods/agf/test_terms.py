@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+import torch
+
+import reference
+from classlens.methods.agf import terms as agf
+from classlens.methods.agf.terms import PAPER, RELEASE
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("formula", [PAPER, RELEASE])
+@pytest.mark.parametrize("shared", [True, False])
+def test_factorisation_is_least_squares(formula: agf.Formula, shared: bool) -> None:
+    y = random(2, 5, 4, 3) if shared else random(3, 2, 5, 4, 3)
+    phi = random(3, 2, 1, 4, 3, seed=1)
+    phi[0, 0, 0, 0] = 0.0  # neither foreground nor, in the release, background
+    phi[1, 0] = phi[1, 0].abs()  # no background at all
+    ours = agf.factorised(y, phi, formula)
+    for k in range(3):
+        for b in range(2):
+            slow = reference.factorised(
+                (y[b] if shared else y[k, b]).numpy(), phi[k, b, 0].numpy(), formula.sharpness, formula.ridge,
+                formula.zero_is_background, formula.normalise_factors,
+            )  # fmt: skip
+            assert np.allclose(ours[k, b, 0], slow, rtol=1e-6, atol=1e-7 * slow.max())
+
+
+def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
+    """The 2x2 system is nearly singular; solved in float32 the error would be of the order of the answer."""
+    y, phi = random(1, 256, 7, 7).abs(), random(1, 1, 1, 7, 7, seed=1)
+    exact = agf.factorised(y, phi, RELEASE)
+    single = agf.factorised(y.float(), phi.float(), RELEASE).double()
+    assert (single - exact).norm() / exact.norm() < 1e-4
+
+
+def test_features_that_are_all_zero_factorise_to_zero() -> None:
+    assert torch.equal(
+        agf.factorised(torch.zeros(1, 3, 2, 2), random(1, 1, 1, 2, 2).float(), RELEASE).sum(), torch.tensor(0.0)
+    )
+
+
+def test_highlighting_is_equation_7() -> None:
+    logits, targets = 3 * random(4, 6), torch.tensor([[0, 5], [1, 1], [2, 3], [4, 0]])
+    ours = agf.highlighted(logits, targets)
+    for b in range(4):
+        for k in range(2):
+            assert np.isclose(ours[b, k], reference.highlighted(logits[b].numpy(), int(targets[b, k])))
+
+
+def test_below_zero_logits_are_counted_from_the_smallest() -> None:
+    logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
+    ours = agf.highlighted_from_lowest(logits, targets)
+    for b in range(4):
+        for k in range(6):
+            y = logits[b].numpy()
+            expected = reference.highlighted(y - y.min() if y[k] < 0 else y, k)
+            assert np.isclose(ours[b, k], expected)
+
+
+def test_log_odds_by_hand() -> None:
+    logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
+    ours = agf.log_odds(logits, targets)
+    for b in range(4):
+        y = logits[b].numpy()
+        spread = np.sqrt(((y - y.mean()) ** 2).mean())
+        for k in range(6):
+            others = sum(np.exp(y[i] / spread) for i in range(6) if i != k)
+            assert np.isclose(ours[b, k], y[k] - spread * np.log(others))
+
+
+def test_log_odds_do_not_see_where_logits_are_counted_from_and_grow_with_them() -> None:
+    logits, targets = random(3, 5), torch.tensor([[0, 4]]).expand(3, 2)
+    torch.testing.assert_close(agf.log_odds(logits - 7, targets), agf.log_odds(logits, targets))
+    torch.testing.assert_close(agf.log_odds(3 * logits, targets), 3 * agf.log_odds(logits, targets))
+
+
+def test_what_speaks_for_other_classes_counts_against() -> None:
+    """Whatever the logit's sign. Below zero, Eq. 7 lets what speaks for less likely classes count for the class."""
+    logits = torch.tensor([[-2.0, 5.0, -3.0, -4.0, -5.0, -9.0]], dtype=torch.float64, requires_grad=True)
+
+    def of_less_likely(score: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(score.sum(), logits)[0][0, 2:5]
+
+    target = torch.tensor([[0]])
+    assert (of_less_likely(agf.highlighted(logits, target)) > 0).all()
+    assert (of_less_likely(agf.highlighted_from_lowest(logits, target)) < 0).all()
+    assert (of_less_likely(agf.log_odds(logits, target)) < 0).all()
+
+
+def test_interaction_by_hand() -> None:
+    x = torch.tensor([[[[1.0, 2.0]], [[3.0, -1.0]]]])  # (1,2,1,2)
+    g = torch.tensor([[[[[1.0, -1.0]], [[1.0, 4.0]]]]])  # products 1+3 = 4 and -2-4 = -6
+    assert torch.equal(agf.interaction(x, g), torch.tensor([[[[[1.0, 0.0]]]]]))
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_shift_takes_off_what_the_residual_adds(everywhere: bool) -> None:
+    c = torch.tensor([1.0, 0.0, -2.0, 4.0]).reshape(1, 1, 1, 2, 2)
+    r = torch.tensor([3.0, 6.0, 0.0, 3.0]).reshape(1, 1, 1, 2, 2)
+    ours = agf.shifted(c, r, everywhere).flatten()
+    if everywhere:  # 12 / 3 off everywhere
+        assert torch.equal(ours, torch.tensor([0.0, 2.0, -6.0, 3.0]))
+    else:  # 6 / 3 off where c is not 0, and r only counts there
+        assert torch.equal(ours, torch.tensor([2.0, 0.0, -4.0, 5.0]))
+        assert ours.sum() == c.sum()
+
+
+def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
+    carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1)
+    carrier[random(2, 3, 4, 5, 5, seed=2) > 0.5] = 0  # how many units are off differs from place to place
+    ours = agf.balanced_residual(residual, carrier, 0.2)
+    added = ours - carrier
+    assert torch.equal(ours == 0, carrier == 0)
+    assert torch.allclose(ours.sum((2, 3, 4)), carrier.sum((2, 3, 4)))
+    assert torch.allclose(added.abs().sum((2, 3, 4)), 0.2 * carrier.abs().sum((2, 3, 4)))
+    for k, b in np.ndindex(2, 3):  # unit by unit: the residual less its mean over the units that are on
+        on = carrier[k, b] != 0
+        slow = torch.where(on, residual[k, b].expand(4, 5, 5), 0)
+        slow = torch.where(on, slow - slow.sum() / on.sum(), 0)
+        assert torch.allclose(added[k, b], slow * (0.2 * carrier[k, b].abs().sum() / slow.abs().sum()))
+
+
+def test_a_constant_residual_is_left_out() -> None:
+    """Centred, it is rounding noise; blown up to the carrier's size it would be a map of noise."""
+    carrier = random(1, 1, 4, 5, 5).float()
+    residual = torch.full((1, 1, 1, 5, 5), 0.1)
+    assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+    assert torch.equal(agf.balanced_residual(residual, 0 * carrier, 0.2), 0 * carrier)
+
+
+def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
+    small, smaller = random(2, 3, 4, 4), 1000 * random(2, 3, 2, 2, seed=1)
+    ours = agf.coarse([small, smaller], (8, 8))
+    slow = torch.zeros(2, 3, 8, 8, dtype=torch.float64)
+    for seen in (small, smaller):
+        for k, b in np.ndindex(2, 3):
+            large = _bilinear(seen[k, b], 8)
+            large = large - large.mean()
+            slow[k, b] += large / large.abs().sum()
+    assert torch.allclose(ours[:, :, 0], slow)
+    same_everywhere = torch.full((2, 3, 1, 1), 0.1)  # the gate of a squeezed layer: no place is told from another
+    assert torch.equal(agf.coarse([small, same_everywhere], (8, 8)), agf.coarse([small], (8, 8)))
+
+
+def _bilinear(t: torch.Tensor, size: int) -> torch.Tensor:
+    """A square map enlarged, place by place: centres of places lie on centres."""
+    n, out = len(t), torch.zeros(size, size, dtype=t.dtype)
+    for i, j in np.ndindex(size, size):
+        y, x = (float(np.clip((v + 0.5) * n / size - 0.5, 0, n - 1)) for v in (i, j))
+        top, left = int(y), int(x)
+        for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            share = (y - top if a else 1 - y + top) * (x - left if b else 1 - x + left)
+            out[i, j] += share * t[min(top + a, n - 1), min(left + b, n - 1)]
+    return out
+
+
+def test_smoothing_conserves_and_stays_on_active_units() -> None:
+    t, active = random(2, 1, 3, 6, 5), random(1, 3, 6, 5, seed=1) > 0
+    ours = agf.smoothed(t * active, active)
+    assert torch.allclose(ours.sum((2, 3, 4)), (t * active).sum((2, 3, 4)))
+    assert torch.equal(ours * active, ours)
+    # Where everything is active it is [1 2 1]/4 along both axes.
+    point = torch.zeros(1, 1, 1, 5, 5, dtype=torch.float64)
+    point[..., 2, 2] = 16.0
+    plain = agf.smoothed(point, torch.ones(1, 1, 5, 5, dtype=torch.bool))[0, 0, 0]
+    assert torch.allclose(plain[1:4, 1:4], torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]).double())
+
+
+def test_checkerboard_is_smoothed_away() -> None:
+    board = torch.zeros(1, 1, 1, 8, 8)
+    board[..., ::2, ::2] = 4.0
+    inner = agf.smoothed(board, torch.ones(1, 1, 8, 8, dtype=torch.bool))[0, 0, 0, 2:-2, 2:-2]
+    assert torch.allclose(inner, torch.ones_like(inner))

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import tagged
+import torch
+from typer.testing import CliRunner
+
+from classlens.cli import app, main
+from classlens.errors import ModelError
+from classlens.evaluate import DataError, SettingsError
+from classlens.models import LoadedModel
+from classlens.report import Report, report
+
+
+def numbers(made: Report) -> dict[str, str]:
+    return {finding.title: finding.number for finding in made.findings}
+
+
+def test_a_model_that_looks_at_the_border_is_flagged(world: Path, tmp_path: Path) -> None:
+    """Both models are right on every picture; the report tells them apart."""
+    cheat = report(tagged.make_cheat(), world / "masked", tmp_path / "cheat.html")
+    honest = report(tagged.make_honest(), world / "masked", tmp_path / "honest.html")
+    for made, expected in ((cheat, "12"), (honest, "0")):
+        found = numbers(made)
+        assert (found["on the border"], found["off the object"]) == (expected, expected)
+        assert found["known by the surroundings"] == expected
+        assert "The maps show what the model uses." in made.findings[-1].text
+    assert all(r.where.border > 0.9 and (r.where.inside or 0) < 0.1 for r in cheat.collected.records)
+    assert all(r.where.border < 0.1 and (r.where.inside or 0) > 0.9 for r in honest.collected.records)
+    text = (tmp_path / "cheat.html").read_text()
+    assert "For 12 of 12 pictures more than half of the evidence lies outside of the object" in text
+    assert "class='card flag'" in text
+    assert "class='card flag'" not in (tmp_path / "honest.html").read_text()
+
+
+def test_the_page_is_one_file_with_all_sections(world: Path, tmp_path: Path) -> None:
+    made = report(tagged.make_mistaken(), world / "classes", tmp_path / "deep" / "r.html", top=2, command=["x", "a b"])
+    text = made.path.read_text(encoding="utf-8")
+    assert numbers(made)["right"] == "67 %"
+    assert "green taken for red" in text
+    assert "8 of 12 with a known label" in text
+    assert "x &#x27;a b&#x27;" in text  # the command, quoted
+    # Nothing is fetched: every address is a fragment of the page or data.
+    addresses = re.findall(r"""(?:src|href)=['"]?([^'" >]+)""", text)
+    assert len(addresses) > 20
+    assert all(address.startswith(("#", "data:image/jpeg;base64,")) for address in addresses)
+    assert not re.search(r"https?:|//[a-z]+\.|url\(|@import", re.sub(r"base64,[\w+/=]+", "", text))
+    # Every link leads somewhere, and no id stands there twice.
+    ids = re.findall(r"""\sid=['"]?([^'" >]+)""", text)
+    assert len(ids) == len(set(ids))
+    assert {address[1:] for address in addresses if address.startswith("#")} <= set(ids)
+    assert [path.name for path in made.path.parent.iterdir()] == ["r.html"]
+
+
+def test_a_plain_folder_without_names(world: Path, tmp_path: Path) -> None:
+    made = report(tagged.make_nameless(), world / "plain", tmp_path / "r.html", limit=5, seed=3, batch_size=2)
+    assert len(made.collected.records) == 5
+    assert {r.item.name for r in made.collected.records} <= {p.name for p in (world / "plain").iterdir()}
+    assert "right" not in numbers(made)
+    assert made.notes[0].startswith("The data have no labels")
+    assert "class 2" in made.path.read_text()
+    again = report(tagged.make_nameless(), world / "plain", tmp_path / "s.html", limit=5, seed=3, batch_size=5)
+    assert [r.item for r in again.collected.records] == [r.item for r in made.collected.records]
+    assert [r.hidden.elsewhere for r in again.collected.records] == pytest.approx(
+        [r.hidden.elsewhere for r in made.collected.records]
+    )
+
+
+def test_an_unsigned_method(world: Path, tmp_path: Path) -> None:
+    made = report(tagged.make_honest(), world / "plain", tmp_path / "r.html", method="sobel", limit=2)
+    assert "from none to most" in made.path.read_text()
+
+
+def test_noise_is_not_believed(world: Path, tmp_path: Path) -> None:
+    made = report(tagged.make_honest(), world / "plain", tmp_path / "r.html", method="random", limit=4)
+    assert "from against to for the class" in made.path.read_text()
+    assert 0.3 < made.collected.records[0].where.border < 0.42  # noise is spread evenly
+    assert made.findings[-1].alarming  # and says nothing about the model
+
+
+def test_broken_pictures_and_masks_are_counted_and_named(world: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(world / "masked", tmp_path / "data"))
+    (data / "images" / "red0.png").write_bytes(b"no picture")
+    (data / "masks" / "red1.png").unlink()
+    made = report(tagged.make_honest(), data, tmp_path / "r.html")
+    assert len(made.collected.records) == 11
+    assert list(made.collected.skipped) == ["red0.png"]
+    assert list(made.collected.without_mask) == ["red1.png"]
+    text = made.path.read_text()
+    assert "1 picture could not be used" in text
+    assert "red0.png: images/red0.png is not a picture in a known format" in text
+    assert "red1.png: the mask red1.png does not exist" in text
+    assert str(tmp_path) not in text  # where on the machine the data lie is nobody's business
+
+
+def test_nothing_is_written_without_pictures(world: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match=r"pictures right in the folder.*found an empty folder"):
+        report(tagged.make_honest(), empty, tmp_path / "r.html")
+    (empty / "a.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"none of 1 picture could be used; the first, a.png: a.png is empty"):
+        report(tagged.make_honest(), empty, tmp_path / "r.html")
+    with pytest.raises(DataError, match="is a folder: give the file to write"):
+        report(tagged.make_honest(), world / "plain", tmp_path)
+    with pytest.raises(SettingsError, match="cannot have 26 entries; give 1 to 25"):
+        report(tagged.make_honest(), world / "plain", tmp_path / "r.html", top=26)
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_stop_leaves_nothing_behind(world: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "drawing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report(tagged.make_honest(), world / "plain", tmp_path / "out" / "r.html", limit=3, progress=stop)
+    assert not (tmp_path / "out").exists()
+
+
+def test_maps_without_evidence_are_skipped(world: Path, tmp_path: Path) -> None:
+    blind = tagged.make_honest()
+    with torch.no_grad():
+        blind.model.get_parameter("head.weight").zero_()
+    with pytest.raises(DataError, match="the map holds no evidence for the class"):
+        report(blind, world / "plain", tmp_path / "r.html", method="gradient")
+
+
+def test_a_single_output_is_refused(world: Path, tmp_path: Path) -> None:
+    two = tagged.make_honest()
+    one = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * tagged.SIDE**2, 1)).eval()
+    with pytest.raises(ModelError, match="a single output"):
+        report(LoadedModel("one", one, two.preprocess, None), world / "plain", tmp_path / "r.html", method="gradient")
+
+
+def test_the_command(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    words = f"report --data {world / 'classes'} --model tagged:make_mistaken --out {out} --limit 9 --device cpu --top 3"
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    assert "- The model is right on " in done.stdout
+    assert f"-> {out}" in done.stdout
+    assert "pictures: 9 of 9" in done.stderr
+    assert "images/s" in done.stderr
+    assert out.stat().st_size < 8e6
+
+
+def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", "--data", str(tmp_path), "--model", "tagged:make_honest", "--out", str(tmp_path / "r.html")])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
