@@ -273,3 +273,10 @@ def test_what_stands_beside_the_docs_agrees() -> None:
     for hook in local["hooks"]:  # the same tools as make's, from the same place, and no network
         assert hook["language"] == "system"
         assert hook["entry"].split()[0].removeprefix(".venv/bin/") in re.findall(r"\$\(BIN\)/([\w-]+)", makefile)
+
+
+def test_the_picture_of_the_house_is_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "house.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
