@@ -9,10 +9,9 @@ import classlens
 import goldens
 import reference
 from classlens.core.capture import record
-from classlens.core.rules.propagate import rule_for
 from classlens.errors import MethodError, TargetError
 from classlens.methods import METHODS, Case
-from classlens.methods.agf.balanced import _over_window, _weight
+from classlens.methods.agf.balanced import residual_weight
 from goldens import needs_goldens
 from networks import build, pictures
 
@@ -194,56 +193,8 @@ def test_balanced_rule_accounts_for_all_relevance(name: str) -> None:
     assert not torch.allclose(e.maps[:, 0], e.maps[:, 1])
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
-        nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2),
-    ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6)])
-def test_a_max_pool_shares_by_size_over_its_window(pool: nn.MaxPool2d, size: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(1, 2, *size, dtype=torch.float64).relu()
-    x[:, 0, :4, :4] = 0  # windows in which no unit is on share evenly
-    (node,) = [n for n in record(nn.Sequential(pool, nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
-    relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
-    (ours,) = _over_window(node, relevance)
-    assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
-    if pool.dilation != 1:  # the winners take all
-        assert torch.allclose(ours, rule_for(node)(node, relevance)[0])
-        return
-    window_of, step = (np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride))
-    slow = torch.zeros_like(ours)
-    for c, i, j in np.ndindex(*node.outputs[0].shape[1:]):
-        top, left = i * step[0] - pool.padding, j * step[1] - pool.padding
-        window = np.s_[c, max(top, 0) : top + window_of[0], max(left, 0) : left + window_of[1]]
-        part = x[0][window]
-        part = part / part.sum() if part.sum() else torch.full_like(part, 1 / part.numel())
-        for k in range(3):
-            slow[k, 0][window] += part * relevance[k, 0, c, i, j]
-    assert torch.allclose(ours, slow, rtol=1e-9)
-
-
-def test_a_max_pool_of_maps_without_channels_shares_alike() -> None:
-    """F.max_pool2d also takes (B,H,W)."""
-
-    class Pooled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.max_pool2d(x[:, 0], 2).flatten(1)
-
-    torch.manual_seed(0)
-    x = torch.rand(2, 1, 8, 6, dtype=torch.float64)
-    (flat,) = [n for n in record(Pooled().eval(), x).nodes if n.op == "max_pool2d"]
-    (plain,) = [n for n in record(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()).eval(), x).nodes if n.op == "max_pool2d"]
-    relevance = torch.randn(3, *plain.outputs[0].shape, dtype=torch.float64)
-    (ours,), (expected,) = _over_window(flat, relevance[:, :, 0]), _over_window(plain, relevance)
-    assert torch.allclose(ours, expected[:, :, 0])
-
-
 def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
-    assert [_weight(n) for n in (0, 3, 6, 12, 15, 40)] == [1.0, 1.0, 1.0, 0.25, 0.2, 0.2]
+    assert [residual_weight(n) for n in (0, 3, 6, 12, 15, 40)] == [1.0, 1.0, 1.0, 0.25, 0.2, 0.2]
     torch.manual_seed(0)
     body = [m for _ in range(12) for m in (nn.Conv2d(6, 6, 1), nn.Tanh())]
     model = nn.Sequential(
@@ -256,7 +207,7 @@ def test_a_network_of_few_layers_has_more_of_the_residual_in_each() -> None:
         deepest = next(t.terms for t in e.trace if t.op == "conv2d")
         plain = 0.2 * deepest["C"] + 0.8 * deepest["A"]
         added = (deepest["Phi"] - plain).abs().sum()
-        assert float(added / plain.abs().sum()) == pytest.approx(_weight(layers), rel=1e-3)
+        assert float(added / plain.abs().sum()) == pytest.approx(residual_weight(layers), rel=1e-3)
 
 
 def _down_to_stride_16() -> nn.Sequential:
@@ -298,6 +249,7 @@ def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
     for option, message in (
         ({"without": "B"}, "without='B' is not known; the terms are A, Fx"),
         ({"only": "A"}, "only='A' is not known"),
+        ({"residual": "cam"}, "residual='cam' is not known; there is residual=gradcam"),
         ({"colour": 1}, "agf has no option 'colour'; it has without, only, residual"),
     ):
         with pytest.raises(MethodError, match=message):

@@ -6,6 +6,7 @@ Relevance always has one leading axis for the classes asked for: a value of shap
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -57,18 +58,18 @@ def transported(
     For an operation that only moves data (view, cat, slice, max-pool) this is where each value came from.
     """
     points = [v.tensor for v in node.inputs] if inputs is None else list(inputs)
-    return _run_with_adjoint(node, points, constants)[1](relevance)
+    return _run_with_adjoint(functools.partial(node.call, constants=constants), points)[1](relevance)
 
 
 def _run_with_adjoint(
-    node: Node, inputs: Sequence[Tensor], constants: Callable[[Tensor], Tensor] | None = None
+    operation: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor | None]], list[Tensor | None]]]:
-    """The operation's outputs at some inputs, and what takes relevance of the outputs to the inputs there."""
+    """An operation's outputs at some inputs, and what takes relevance of the outputs to the inputs there."""
     floating = [p.is_floating_point() for p in inputs]
     points = [p.detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
     wanted = [p for p, f in zip(points, floating, strict=True) if f]
     with torch.inference_mode(False), torch.enable_grad():
-        outputs = node.call(*points, constants=constants)
+        outputs = operation(*points)
 
     def adjoint(relevance: Sequence[Tensor | None]) -> list[Tensor | None]:
         used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
@@ -102,8 +103,19 @@ def proportional(
 
     Exact for operations with L(X) = J X: pools, means, sums, interpolation, padding.
     """
-    points = [modify(v.tensor) for v in node.inputs]
-    (total,), adjoint = _run_with_adjoint(node, points)
+    return shared(node.call, [modify(v.tensor) for v in node.inputs], relevance, quotient)
+
+
+def shared(
+    operation: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], relevance: Tensor, quotient: Quotient = divide
+) -> Shares:
+    """Def. 1 for any operation L with one output, at the points X: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X).
+
+    >>> parts = shared(lambda x: [x.sum(1)], [torch.tensor([[1.0, 3.0]])], torch.tensor([[8.0]]))
+    >>> parts[0]
+    tensor([[[2., 6.]]])
+    """
+    (total,), adjoint = _run_with_adjoint(operation, points)
     shares = adjoint([quotient(relevance, total)])
     return [None if s is None else s.mul_(p) for p, s in zip(points, shares, strict=True)]
 

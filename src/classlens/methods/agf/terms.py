@@ -14,11 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.rules.generic import Quotient, divide, divide_released
+from classlens.errors import MethodError
+
+TERMS = "A", "Fx", "Fdx", "M", "gate"  # what `without=` may name
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Where paper and released code differ, as data."""
+    """Where paper, released code and our rule differ, as data."""
 
     sharpness: float  # H = sigmoid(sharpness * Y)
     ridge: float  # W = (R'R + ridge I)^-1 R'H
@@ -27,11 +30,47 @@ class Formula:
     shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
     gate_by_place: bool  # the gate reads C's mean over channels, or C itself
     quotient: Quotient
+    without: frozenset[str] = frozenset()  # terms of the residual that it does not have: "Fx", "Fdx", "M", "gate"
 
 
 PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
 RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
 BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so either way a gate is little more than a half
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which terms an explanation uses."""
+
+    dropped: frozenset[str] = frozenset()  # names of terms that are left out
+    gradcam: bool = False  # instead of F_x + M, what Grad-CAM would show at the layer
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether anything is left of F_dx + gate (F_x + M)."""
+        return not {"Fx", "Fdx", "M"} <= self.dropped
+
+
+def read_options(
+    without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None,
+    known: tuple[str, ...] = TERMS,
+) -> Options:  # fmt: skip
+    """A method's options as its user wrote them.
+
+    >>> sorted(read_options(without=["M", "gate"]).dropped)
+    ['M', 'gate']
+    """
+    dropped = frozenset([without] if isinstance(without, str) else without)
+    if only is not None:
+        if only != "C":
+            raise MethodError(f"only={only!r} is not known; only=C drops every term of the residual")
+        dropped |= set(known) - {"gate"}
+    unknown = dropped - set(known)
+    if unknown:
+        raise MethodError(f"without={sorted(unknown)[0]!r} is not known; the terms are {', '.join(known)}")
+    if residual not in (None, "gradcam"):
+        raise MethodError(f"residual={residual!r} is not known; there is residual=gradcam")
+    return Options(dropped, residual == "gradcam")
 
 
 def per_image_max(t: Tensor) -> Tensor:
@@ -93,6 +132,41 @@ def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Ten
 def gradcam_residual(x: Tensor, gradient: Tensor) -> Tensor:
     """Ablation: what Grad-CAM would show at this layer."""
     return (x * gradient.mean((-2, -1), keepdim=True)).mean(-3, keepdim=True).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What the factorisation and the gradient say of a layer's places; F_x, F_dx and M are (K,B,1,H,W)."""
+
+    f_x: Tensor
+    f_dx: Tensor
+    m: Tensor
+    gate: Tensor | float
+
+    @property
+    def q(self) -> Tensor:
+        """F_dx + gate (F_x + M)."""
+        return self.f_dx + (self.f_x + self.m) * self.gate
+
+    def named(self) -> dict[str, Tensor]:
+        """The terms as a trace calls them."""
+        return {"F_x": self.f_x, "F_dx": self.f_dx, "M": self.m}
+
+
+def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: Options) -> Residual:
+    """F_dx, F_x, M and the gate 1 / (1 + exp(-C)) of a layer's input x, its gradient and its C.
+
+    C, averaged over channels, tells the foreground (positive) from the background.
+    """
+    partition, nothing = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
+    dropped = options.dropped | formula.without
+    f_dx = nothing if "Fdx" in dropped else factorised(gradient, partition, formula)
+    gate = 1.0 if "gate" in dropped else torch.sigmoid(partition if formula.gate_by_place else c)
+    if options.gradcam:
+        return Residual(gradcam_residual(x, gradient), f_dx, nothing, gate)
+    f_x = nothing if "Fx" in dropped else factorised(x, partition, formula)
+    m = nothing if "M" in dropped else interaction(x, gradient, formula.quotient)
+    return Residual(f_x, f_dx, m, gate)
 
 
 def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:

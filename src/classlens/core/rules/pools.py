@@ -1,0 +1,85 @@
+"""A max pool whose relevance is shared over its windows: what nearly won is evidence too.
+
+The default rule hands it to the winners alone, which leaves a speckled map.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.core.capture import Node
+from classlens.core.ops import per_axis
+from classlens.core.rules.generic import Shares, divide, magnitude, shared
+
+
+def over_window(node: Node, relevance: Tensor) -> Shares:
+    """A `max_pool2d` node's relevance in proportion to |x| over each of its windows; the windows may overlap.
+
+    For one window of 1 and 3 with relevance 8 the shares are 2 and 6. Where all units of a window are 0, they get
+    equal shares. Padding gets none.
+    """
+    windows = Windows.of(node)
+    x = magnitude(node.inputs[0].tensor)
+    if windows.tile(x.shape, node.outputs[0].shape):
+        return [_over_tiles(x, windows.mean(x), relevance)]
+    return shared(lambda x: [windows.mean(x)], [x], relevance)
+
+
+def _over_tiles(x: Tensor, mean: Tensor, relevance: Tensor) -> Tensor:
+    """Windows side by side: a window's ratio goes to each of its places, for all classes at once."""
+    of_window = divide(relevance, mean * (math.prod(x.shape[2:]) / math.prod(mean.shape[2:])))
+    large = F.interpolate(of_window.flatten(0, 1), x.shape[2:], mode="nearest")
+    share: Tensor = large.unflatten(0, relevance.shape[:2]).mul_(x)
+    return share
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows that a pool reads, as sizes along both axes."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool
+
+    @classmethod
+    def of(cls, node: Node) -> Windows:
+        a = node.arguments()
+        kernel = per_axis(a["kernel_size"], 2)
+        return cls(
+            kernel, per_axis(a.get("stride") or kernel, 2), per_axis(a.get("padding", 0), 2),
+            per_axis(a.get("dilation", 1), 2), bool(a.get("ceil_mode", False)),
+        )  # fmt: skip
+
+    def tile(self, before: torch.Size, after: torch.Size) -> bool:
+        """Whether the windows of a feature map (B,C,H,W) lie side by side and leave nothing out."""
+        if len(before) != 4 or self.stride != self.kernel or max(self.padding) > 0 or max(self.dilation) > 1:
+            return False
+        return all(size == n * k for size, n, k in zip(before[2:], after[2:], self.kernel, strict=True))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The sum over each window of x (..., H, W), up to a factor for each window, which cancels in a share."""
+        if max(self.dilation) == 1:
+            return F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode)
+        return self._dilated_sum(x)
+
+    def _dilated_sum(self, x: Tensor) -> Tensor:
+        """torch averages no windows with gaps: a convolution with ones does."""
+        pads = [self._pads(size, axis) for axis, size in enumerate(x.shape[-2:])]
+        maps = F.pad(x, (*pads[1], *pads[0])).flatten(0, -3)[:, None]
+        sums = F.conv2d(maps, x.new_ones(1, 1, *self.kernel), None, self.stride, 0, self.dilation)
+        return sums.reshape(*x.shape[:-2], *sums.shape[2:])
+
+    def _pads(self, size: int, axis: int) -> tuple[int, int]:
+        """Zeros before and after an axis. With `ceil_mode` the last window may reach beyond, if it begins inside."""
+        pad, stride = self.padding[axis], self.stride[axis]
+        room = size + 2 * pad - self.dilation[axis] * (self.kernel[axis] - 1) - 1
+        beyond = -room % stride if self.ceil_mode else 0
+        begins_inside = room + beyond < size + pad
+        return pad, pad + (beyond if begins_inside else 0)

@@ -1,0 +1,149 @@
+"""The published rules: `agf-paper`, Algorithm 1 to the letter, and `agf-release`, what the authors' code computes.
+
+Both are one set of rules; where they differ is data (`terms.PAPER`, `terms.RELEASE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from classlens.core.capture import Node, Value
+from classlens.core.rules.generic import Shares, divide, proportional
+from classlens.core.rules.linear import LINEAR_OPS, absolute, agnostic, boxed, linear_map
+from classlens.core.rules.linear import only as only_input
+from classlens.core.rules.propagate import Rule, propagate, rule_for
+from classlens.methods.agf import terms
+from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
+from classlens.methods.layers import (
+    first_layers,
+    is_spatial_conv,
+    last_layers,
+    meets_activation_first,
+    spatial_before_flatten,
+)
+from classlens.methods.registry import Case, Result, method
+
+
+@method(
+    "agf-paper", family=FAMILY, summary="Algorithm 1 of the paper to the letter",
+    class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
+)  # fmt: skip
+def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = None) -> Result:
+    """Every convolution gets the full rule, also the first; residual sums by Def. 1."""
+    last = last_layers(case.tape)
+    full = {node for node in case.tape.nodes if node.op == "conv2d" and node not in last}
+    return _run(case, terms.PAPER, full, set(), terms.read_options(without, only))
+
+
+@method(
+    "agf-release", family=FAMILY, summary="what the authors' released code computes, numerically",
+    class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
+)  # fmt: skip
+def agf_release(
+    case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None
+) -> Result:
+    """The full rule at spatial convolutions that meet an activation before a sum, z^B at the image."""
+    tape = case.tape
+    first, last = first_layers(tape), last_layers(tape)
+    inside = [node for node in tape.nodes if node not in first and node not in last]
+    full = {node for node in inside if is_spatial_conv(node) and meets_activation_first(tape, node)}
+    return _run(case, terms.RELEASE, full, first, terms.read_options(without, only, residual))
+
+
+def _run(case: Case, formula: terms.Formula, full: set[Node], boxes: set[Node], options: terms.Options) -> Result:
+    tape = case.tape
+    flattened = {
+        node: shape for node in tape.nodes
+        if node.op == "linear" and (shape := spatial_before_flatten(tape, linear_map(node).value))
+    }  # fmt: skip
+    streams = open_streams(case, tape, last_layers(tape), [*full, *flattened], terms.highlighted)
+    rules = Published(streams, formula, options, full, boxes, flattened)
+    sweep = propagate(tape, streams.start, rules.choose, rules.merge, streams.ledger, streams.watch)
+    relevance = sweep.relevance
+    if formula is terms.RELEASE:  # the released map is divided by its largest value over colours and places
+        relevance = divide(relevance, terms.per_image_max(relevance))
+    return streams.result(sweep, relevance)
+
+
+@dataclass(frozen=True)
+class Published:
+    """The rules of one explanation. Each takes a node and its output's relevance and gives its inputs' shares."""
+
+    streams: Streams
+    formula: terms.Formula
+    options: terms.Options
+    full: set[Node]  # convolutions with the full rule
+    boxes: set[Node]  # layers that read the image, with z^B
+    flattened: dict[Node, tuple[int, ...]]  # linear layers that read a flattened map, and its shape (C,h,w)
+
+    def choose(self, node: Node) -> Rule:
+        """The rule of a node."""
+        if node in self.flattened:
+            return self.after_flatten
+        if node in self.full:
+            return self.with_residual
+        if node in self.boxes:
+            return self.boxed
+        if node.op in LINEAR_OPS:
+            return self.influence
+        by_op: dict[str, Rule] = {
+            "relu": self.relu, "relu6": self.relu, "add": self.signed_sum, "mean": self.signed_sum,
+            "max_pool2d": self.signed_sum, "avg_pool2d": self.signed_sum, "adaptive_avg_pool2d": self.signed_sum,
+        }  # fmt: skip
+        return by_op.get(node.op) or rule_for(node)
+
+    def after_flatten(self, node: Node, relevance: Tensor) -> Shares:
+        """The first linear layer: C with the residual M, computed on the feature map as it was before flattening."""
+        layer, shape, formula = linear_map(node), self.flattened[node], self.formula
+        c = absolute(layer, relevance, formula.quotient)
+        gradient = self.streams.gradient(node)
+        product = layer.x.unflatten(-1, shape) * gradient.unflatten(-1, shape)
+        m = product.mean(2, keepdim=True).clamp(min=0).expand_as(product)
+        if not formula.shift_everywhere:
+            m = m * (c != 0).reshape(m.shape)
+        m = terms.normalised(m, formula.quotient).reshape(c.shape)
+        self.streams.note(node, C=c, M=m, gradient=gradient)
+        return only_input(node, layer.value, terms.shifted(c, m, formula.shift_everywhere))
+
+    def with_residual(self, node: Node, relevance: Tensor) -> Shares:
+        """The full rule: r = A + F_dx + (F_x + M) / (1 + exp(-C)), then the shift."""
+        layer, formula = linear_map(node), self.formula
+        c, gradient = absolute(layer, relevance, formula.quotient), self.streams.gradient(node)
+        residual = terms.residual(layer.x, gradient, c, formula, self.options)
+        r = residual.q
+        if "A" not in self.options.dropped:
+            a = agnostic(layer, relevance, formula.quotient)
+            r = r + a
+            self.streams.note(node, A=a)
+        self.streams.note(node, **residual.named(), gradient=gradient, C=c, r=r * (c != 0))
+        return only_input(node, layer.value, terms.shifted(c, r.expand_as(c), formula.shift_everywhere))
+
+    def boxed(self, node: Node, relevance: Tensor) -> Shares:
+        """z^B, at the image."""
+        layer = linear_map(node)
+        return only_input(node, layer.value, boxed(layer, relevance, self.formula.quotient))
+
+    def influence(self, node: Node, relevance: Tensor) -> Shares:
+        """C alone."""
+        layer = linear_map(node)
+        return only_input(node, layer.value, absolute(layer, relevance, self.formula.quotient))
+
+    def relu(self, node: Node, relevance: Tensor) -> Shares:
+        """Relevance passes where the unit is on."""
+        x = node.inputs[0].tensor
+        return [torch.where(x > 0, x * self.formula.quotient(relevance, x), 0)]
+
+    def signed_sum(self, node: Node, relevance: Tensor) -> Shares:
+        """R_a = a R / (a + b): Def. 1 for sums, means and pools, with signed values. A constant summand gets none."""
+        if node.op == "add" and len(node.inputs) == 1:
+            return rule_for(node)(node, relevance)
+        return proportional(node, relevance, lambda x: x, self.formula.quotient)
+
+    def merge(self, value: Value, shares: list[Tensor]) -> Tensor:
+        """The released "clone": relevance of a value used twice is dropped where the unit is exactly 0."""
+        x = value.tensor
+        return x * sum(self.formula.quotient(share, x) for share in shares)

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from classlens.core.capture import Node, record
+from classlens.core.rules.pools import over_window
+
+POOLS = [
+    nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
+    nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(3, (2, 3), (1, 0), ceil_mode=True),
+    nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, dilation=2, ceil_mode=True), nn.MaxPool2d(2, 3, 1, dilation=(2, 1)),
+    nn.MaxPool2d((2, 3), 2, (0, 1), dilation=(3, 2), ceil_mode=True), nn.MaxPool2d(3, 1, 1, dilation=(1, 2)),
+]  # fmt: skip
+
+
+def pooled(module: nn.Module, x: Tensor) -> Node:
+    (node,) = [n for n in record(module.eval(), x).nodes if n.op == "max_pool2d"]
+    return node
+
+
+def by_hand(pool: nn.MaxPool2d, x: Tensor, relevance: Tensor) -> Tensor:
+    """Window by window and place by place; x (C,H,W), relevance (K,C,h,w)."""
+    kernel, stride, padding, dilation = (
+        np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
+    found = torch.zeros(len(relevance), *x.shape, dtype=x.dtype)
+    for c, i, j in np.ndindex(*relevance.shape[1:]):
+        corner = np.array([i, j]) * stride - padding
+        places = [corner + np.array(step) * dilation for step in np.ndindex(*kernel)]
+        inside = [(c, *p) for p in places if (p >= 0).all() and (p < x.shape[1:]).all()]
+        total = sum(x[p] for p in inside)
+        for p in inside:
+            found[(slice(None), *p)] += relevance[:, c, i, j] * (x[p] / total if total else 1 / len(inside))
+    return found
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6), (8, 8)])
+def test_a_max_pool_shares_by_size_over_its_windows(pool: nn.MaxPool2d, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, *size, dtype=torch.float64).relu()
+    x[:, 0, :4, :4] = 0  # windows in which no unit is on share evenly
+    node = pooled(nn.Sequential(pool, nn.Flatten()), x)
+    relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
+    assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
+    assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
+
+
+class OfFirstChannel(nn.Module):
+    """F.max_pool2d also takes (B,H,W)."""
+
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        self.dilation = dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x[:, 0], 2, dilation=self.dilation).flatten(1)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_max_pool_of_maps_without_channels_shares_alike(dilation: int) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 1, 8, 6, dtype=torch.float64)
+    flat = pooled(OfFirstChannel(dilation), x)
+    plain = pooled(nn.Sequential(nn.MaxPool2d(2, dilation=dilation), nn.Flatten()), x)
+    relevance = torch.randn(3, *plain.outputs[0].shape, dtype=torch.float64)
+    (ours,), (expected,) = over_window(flat, relevance[:, :, 0]), over_window(plain, relevance)
+    assert torch.allclose(ours, expected[:, :, 0])
+
+
+def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
+    x = torch.rand(1, 2, 6, 6)
+
+    class Indexed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.max_pool2d(x, 3, 2, return_indices=True)[0].flatten(1)
+
+    relevance = torch.randn(1, 1, 2, 2, 2)
+    (ours,) = over_window(pooled(Indexed(), x), relevance)
+    (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(3, 2), nn.Flatten()), x), relevance)
+    assert torch.equal(ours, expected)
