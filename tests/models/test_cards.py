@@ -198,7 +198,8 @@ def test_a_card_for_keras_resnet50(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"*BatchNorm2d.eps": 1e-3}
     for i in (2, 3, 4):
         overrides |= {f"layer{i}.0.conv{j}.stride": [3 - j, 3 - j] for j in (1, 2)}
-    write_card(tmp_path, by_hand, architecture="torchvision:resnet50", preprocess=Preprocess(), overrides=overrides)
+    card = tmp_path / "resnet50"
+    write_card(card, by_hand, architecture="torchvision:resnet50", preprocess=Preprocess(), overrides=overrides)
     for layer in (by_hand.layer2, by_hand.layer3, by_hand.layer4):
         layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
     for module in by_hand.modules():
@@ -206,5 +207,5 @@ def test_a_card_for_keras_resnet50(tmp_path: Path) -> None:
             module.eps = 1e-3
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        expected, found = by_hand(x), load(tmp_path).model(x)
+        expected, found = by_hand(x), load(card).model(x)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
