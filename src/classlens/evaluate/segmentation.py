@@ -75,7 +75,7 @@ def foreground_scores(evidence: Map, mask: Mask, signed: bool) -> Scores:
 def label_scores(
     maps: Mapping[int, Map], predicted: set[int], mask: Mask, signed: bool, classes: int, scaled: bool = False
 ) -> Scores:
-    """Maps of several classes (1..classes, as in the mask) against a mask of classes: VOC's protocol, docs/multilabel.md.
+    """Maps of several classes (1..classes, as in the mask) against a mask of classes: VOC's protocol.
 
     `predicted` are the classes the network says are there; the soft score also asks for those that are there.
     `scaled`: the maps are already brought to one size, and are taken as they are.
