@@ -9,6 +9,8 @@ import torch
 
 from classlens.machine import avoid_amx
 
+pytest_plugins = ["skips"]
+
 avoid_amx()  # before the first convolution; processes that tests start inherit it
 # Two busy threads a process are slower than one on a shared machine, and the tests' tensors are small.
 torch.set_num_threads(1)
