@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from classlens.machine import avoid_amx
+
+pytest_plugins = ["skips"]
+
+avoid_amx()  # before the first convolution; processes that tests start inherit it
 # Two busy threads a process are slower than one on a shared machine, and the tests' tensors are small.
 torch.set_num_threads(1)
 
@@ -47,11 +52,3 @@ def sortable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sorting import draw
 
     return draw(tmp_path_factory.mktemp("sortable"))
-
-
-@pytest.fixture
-def shared() -> Path:
-    folder = Path(__file__).resolve().parents[2] / "shared"
-    if not folder.is_dir():
-        pytest.skip("the shared data are not at hand")
-    return folder

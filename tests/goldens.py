@@ -1,4 +1,4 @@
-"""Reference numbers of the authors' released code, where they are at hand: ../shared/reference/dev beside the repo."""
+"""The numbers of the authors' released code, in golden/; golden/README.md says what each file holds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
 from classlens.models._torchvision import import_torchvision
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "reference" / "dev"
+FOLDER = Path(__file__).resolve().parent / "golden"
 SMALL = ("vgg_id", "vgg_bn_pool", "resnet_basic", "resnet_bottleneck")
 LARGE = ("vgg11_smallhead", "resnet18", "resnet50", "vgg19")
-
-needs_goldens = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference numbers are not at hand")
 
 
 def load(name: str) -> tuple[nn.Module, Tensor, Any]:
@@ -46,6 +43,12 @@ def tolerance(arrays: Any) -> float:
     """Relative L2 that an independent float64 implementation can be held to: 1e-6, more where the case is unstable."""
     sensitivity = float(arrays["f64_sensitivity"])
     return 1e-6 * max(1.0, 1e-9 * sensitivity if sensitivity == sensitivity else 1.0)
+
+
+def stored(maps: Tensor, arrays: Any) -> Tensor:
+    """The places of our maps (...,H,W) that a case stores: all, or of the large cases every second row and column."""
+    step = int(arrays["map_step"]) if "map_step" in arrays.files else 1
+    return maps[..., ::step, ::step]
 
 
 def distance(ours: Tensor, theirs: Any) -> float:

@@ -20,7 +20,7 @@ from quick import QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
-# The release divides by its own small sums; in float32 rounding decides (METHOD: up to 0.4 relative on ResNet-18).
+# The release divides by its own small sums; in float32 rounding decides (up to 0.4 relative on ResNet-18).
 UNSTABLE = {"agf-release", "agf-paper"}
 every = pytest.mark.parametrize(
     ("name", "method"), [(n, m) for n in NETWORKS for m in METHODS], ids=lambda value: str(value)

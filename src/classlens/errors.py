@@ -18,6 +18,10 @@ class ModelError(ClasslensError):
     """A model that cannot be found, loaded or run."""
 
 
+class MachineError(ClasslensError):
+    """A computer that cannot do what its CPU announces."""
+
+
 class TargetError(ClasslensError):
     """A class that does not exist, or a name that fits several."""
 

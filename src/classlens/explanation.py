@@ -15,6 +15,7 @@ from classlens.core.capture import Picker, record, record_logits, unwrap
 from classlens.core.targets import Targets, name_of, resolve_targets
 from classlens.data.images import check_batch
 from classlens.errors import ImageError, ModelError, TargetError
+from classlens.machine import onednn_errors
 from classlens.methods import Case, LayerTrace, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel
 
@@ -160,7 +161,8 @@ def run(
     options = written | options
     check_options(chosen, options)
     network, batch, loaded = _prepare(model, images)
-    with torch.inference_mode(False):  # a caller's inference mode would forbid what the methods do
+    # A caller's inference mode would forbid what the methods do.
+    with onednn_errors(), torch.inference_mode(False):
         tape = (record if chosen.layers else record_logits)(network, batch, output)
         _check_logits(tape.logits, len(batch))
         classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))

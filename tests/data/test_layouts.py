@@ -203,12 +203,3 @@ def test_a_voc_layout_with_classes_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("\n")
     with pytest.raises(DataError, match="it has 0"):
         open_dataset(tmp_path)
-
-
-def test_the_shared_data_are_recognised(shared: Path) -> None:
-    found = [open_dataset(shared / "data" / name) for name in ("imagenet-sample", "oxford-pets", "voc")]
-    assert [(d.name, d.layout, len(d.items)) for d in found] == [
-        ("imagenet-sample", "imagenet", 500),
-        ("oxford-pets", "pets", 370),
-        ("voc", "voc", 500),
-    ]

@@ -57,7 +57,6 @@ def test_the_blur_is_a_gaussian() -> None:
     assert torch.allclose(perturbation.blurred(torch.full((1, 3, 9, 9), 0.7), 3.0), torch.tensor(0.7))
 
 
-@goldens.needs_goldens
 @pytest.mark.parametrize("at_once", [1, 7, 10_000])
 def test_the_released_protocol(at_once: int) -> None:
     """Accuracies, probabilities and area of 24 pictures as the released script gives them."""

@@ -9,7 +9,7 @@ from classlens.errors import MethodError
 from classlens.methods import Case
 from classlens.methods.gradient import released_path, smoothed
 from classlens.methods.inputs import baseline, baselines, gaussian_blur
-from goldens import distance, load, needs_goldens, targets
+from goldens import distance, load, targets
 from networks import build, pictures
 
 TARGETS = [[1, 4], [0, 2]]
@@ -58,7 +58,6 @@ def test_gradient_x_input_is_the_sum_over_colours() -> None:
     assert torch.allclose(maps("gradient-x-input"), expected, rtol=1e-9, atol=1e-12)
 
 
-@needs_goldens
 def test_goldens_of_the_released_code() -> None:
     model, x, arrays = load("vgg_id")
     case = Case(model, x, record(model, x), targets(arrays)[:, :1])
@@ -69,7 +68,6 @@ def test_goldens_of_the_released_code() -> None:
     assert distance(smoothed(case, noises, 4)[0], arrays["baseline/smoothgrad4"]) < 1e-6
 
 
-@needs_goldens
 def test_release_variant_shows_magnitudes() -> None:
     model, x, arrays = load("vgg_id")
     found = classlens.explain(model, x, targets(arrays)[:, :1], "integrated-gradients(variant=release)").maps

@@ -10,23 +10,25 @@ from classlens.core.capture import record
 from classlens.core.rules.linear import linear_map
 from classlens.errors import MethodError
 from classlens.methods.relevance import excited, relative
-from goldens import needs_goldens
 from networks import NETWORKS, build, pictures
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
 
 
-@needs_goldens
-@pytest.mark.parametrize("method", RELEASED)
-@pytest.mark.parametrize("name", ["vgg_id", "resnet_basic", "resnet_bottleneck", "vgg11_smallhead"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (name, method)
+        for name in ("vgg_id", "resnet_basic", "resnet_bottleneck", "vgg11_smallhead")
+        for method in RELEASED
+        if (name, method) != ("resnet_basic", "rap")  # where the released code crashes
+    ],
+)
 def test_release_variant_agrees(name: str, method: str) -> None:
     model, x, arrays = goldens.load(name)
-    key = f"baseline/{RELEASED[method]}"
-    if key not in arrays.files:
-        pytest.skip("the released code has no answer here")
     e = classlens.explain(model, x, goldens.targets(arrays)[:, :1], method, variant="release")
-    theirs = torch.as_tensor(arrays[key]).double().sum(1)
-    assert goldens.distance(e.maps[: len(theirs), 0], theirs) < goldens.tolerance(arrays)
+    theirs = torch.as_tensor(arrays[f"baseline/{RELEASED[method]}"]).double().sum(1)
+    assert goldens.distance(goldens.stored(e.maps[: len(theirs), 0], arrays), theirs) < goldens.tolerance(arrays)
 
 
 def _random_layer() -> tuple[object, nn.Conv2d, Tensor]:

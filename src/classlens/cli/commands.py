@@ -29,6 +29,7 @@ from classlens.cli.report import report
 from classlens.cli.selfsup import selfsup
 from classlens.cli.train import data, train
 from classlens.errors import ClasslensError, ImageError, ModelError, TargetError
+from classlens.machine import avoid_amx, onednn_errors
 
 if TYPE_CHECKING:
     from classlens.comparison import Comparison
@@ -68,8 +69,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 a bug, 2 something the user can mend, 130 stopped with Ctrl-C."""
+    avoid_amx()
     try:
-        app(arguments)
+        with onednn_errors():
+            app(arguments)
     except (ClasslensError, OSError) as error:
         if os.environ.get(_DEBUG):
             raise

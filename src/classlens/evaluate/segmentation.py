@@ -1,7 +1,7 @@
 """Segmentation: does a map lie on the object? Compared with masks by two protocols.
 
 - `paper`: a hard foreground. Signed maps: what is positive. Unsigned ones: what is above the map's mean. Pixel
-  accuracy, IoU, and the average precision of the *hard* map (METHOD b3), which only restates the accuracy.
+  accuracy, IoU, and the average precision of the *hard* map, which only restates the accuracy.
 - `soft`: average precision of the raw map. No threshold, the same for every method.
 
     >>> foreground_scores(mask.astype(float), mask, signed=True).correct == mask.size
@@ -49,7 +49,7 @@ def average_precision(score: NDArray[Any], positive: NDArray[np.bool_]) -> float
 
 
 def hard_average_precision(accuracy: float) -> float:
-    """AP of a hard two-channel map against the one-hot mask: it knows nothing but the accuracy (METHOD b3)."""
+    """AP of a hard two-channel map against the one-hot mask: it knows nothing but the accuracy."""
     return accuracy**2 + (1 - accuracy) / 2
 
 
@@ -75,7 +75,7 @@ def foreground_scores(evidence: Map, mask: Mask, signed: bool) -> Scores:
 def label_scores(
     maps: Mapping[int, Map], predicted: set[int], mask: Mask, signed: bool, classes: int, scaled: bool = False
 ) -> Scores:
-    """Maps of several classes (1..classes, as in the mask) against a mask of classes, VOC's protocol (METHOD b4).
+    """Maps of several classes (1..classes, as in the mask) against a mask of classes: VOC's protocol.
 
     `predicted` are the classes the network says are there; the soft score also asks for those that are there.
     `scaled`: the maps are already brought to one size, and are taken as they are.

@@ -41,7 +41,7 @@ from classlens.models import Preprocess
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 _HELD_OUT = 5  # without a split of its own, every fifth picture validates
-_ROOM = 321 / 224  # a random crop of 224 is cut from a picture whose short edge is 321 (METHOD b4)
+_ROOM = 321 / 224  # a random crop of 224 is cut from a picture whose short edge is 321, as in the AGF paper
 
 
 @dataclass(frozen=True)

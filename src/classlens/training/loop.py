@@ -30,7 +30,7 @@ from classlens.training.sources import Source
 STATE = "state.pt"
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda epoch, epochs: 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
-    "step": lambda epoch, epochs: float(0.2 ** (epoch // 20)),  # METHOD b4
+    "step": lambda epoch, epochs: float(0.2 ** (epoch // 20)),  # as the AGF paper trains
 }
 """Name -> the factor of the learning rate in an epoch."""
 

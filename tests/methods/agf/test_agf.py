@@ -1,3 +1,4 @@
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from classlens.core.capture import record
 from classlens.errors import MethodError, TargetError
 from classlens.methods import METHODS, Case
 from classlens.methods.agf.balanced import residual_weight
-from goldens import needs_goldens
 from networks import build, pictures
 
 FIELDS = {"C": "C", "A": "A", "F_x": "F_x", "F_dx": "F_dx", "M": "M", "r": "R", "Phi": "Phi_in", "gradient": "grad_in"}
@@ -21,7 +21,6 @@ FIELDS = {"C": "C", "A": "A", "F_x": "F_x", "F_dx": "F_dx", "M": "M", "r": "R", 
 # ----------------------------------------------------------------------------------- against the released code
 
 
-@needs_goldens
 @pytest.mark.parametrize("name", goldens.SMALL)
 def test_release_agrees_on_every_target(name: str) -> None:
     model, x, arrays = goldens.load(name)
@@ -29,13 +28,13 @@ def test_release_agrees_on_every_target(name: str) -> None:
 
 
 def _assert_maps_agree(e: classlens.Explanation, arrays: Any) -> None:
-    ours = e.maps.transpose(0, 1)
+    assert goldens.distance(e.logits, arrays["logits"]) < 1e-10  # the network is rebuilt as it was
+    ours = goldens.stored(e.maps, arrays).transpose(0, 1)
     theirs = torch.as_tensor(arrays["agf/map"]).double().reshape(ours.shape)
     for k in range(len(ours)):
         assert goldens.distance(ours[k], theirs[k]) < goldens.tolerance(arrays)
 
 
-@needs_goldens
 @pytest.mark.parametrize("name", goldens.SMALL)
 def test_release_agrees_on_every_layer(name: str) -> None:
     model, x, arrays = goldens.load(name)
@@ -54,10 +53,9 @@ def test_release_agrees_on_every_layer(name: str) -> None:
     assert compared > len(stored)
 
 
-@needs_goldens
 @pytest.mark.parametrize("name", goldens.SMALL)
 def test_release_agrees_at_residual_sums(name: str) -> None:
-    """What arrives at an addition's main branch and skip, and at the ReLUs of a block, in the order of the pass."""
+    """What an addition hands to its main branch and to its skip."""
     model, x, arrays = goldens.load(name)
     e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
     adds = [t for t in e.trace if t.op == "add"]
@@ -67,7 +65,21 @@ def test_release_agrees_at_residual_sums(name: str) -> None:
             assert goldens.distance(layer.terms[term][0], arrays[f"layer/{layer.name}.add/{key}"]) < 1e-6
 
 
-@needs_goldens
+@pytest.mark.parametrize("name", goldens.SMALL)
+def test_release_agrees_at_every_relu(name: str) -> None:
+    """A block calls its one ReLU two or three times; the release numbers the calls in the order of the pass."""
+    model, x, arrays = goldens.load(name)
+    e = classlens.explain(model, x[:1], goldens.targets(arrays)[:1, :1], "agf-release", trace=True)
+    relus = [layer for layer in e.trace if layer.op == "relu"]
+    left = Counter(layer.name for layer in relus)
+    assert len(relus) > 5
+    for layer in relus:  # backwards, so the last call comes first
+        numbered = f"layer/{layer.name}{left[layer.name]}/Phi_in"
+        left[layer.name] -= 1
+        theirs = arrays[numbered if numbered in arrays.files else f"layer/{layer.name}/Phi_in"]
+        assert goldens.distance(layer.terms["Phi"][0], theirs) < 1e-6
+
+
 @pytest.mark.parametrize("name", goldens.LARGE)
 def test_release_agrees_on_large_networks(name: str) -> None:
     """Both targets' maps, and the stored statistics of every layer's terms."""
@@ -96,7 +108,6 @@ ABLATIONS = {
 }  # fmt: skip
 
 
-@needs_goldens
 @pytest.mark.parametrize("ablation", ABLATIONS)
 @pytest.mark.parametrize("name", goldens.SMALL)
 def test_release_ablations_agree(name: str, ablation: str) -> None:
@@ -106,7 +117,6 @@ def test_release_ablations_agree(name: str, ablation: str) -> None:
     assert goldens.distance(e.maps[0, 0], arrays[f"ablation/{ablation}"][0, 0]) < 1e-6
 
 
-@needs_goldens
 def test_release_in_float32_is_as_close_as_the_release_itself() -> None:
     model, x, arrays = goldens.load("vgg_bn_pool")
     e = classlens.explain(model.float(), x.float(), goldens.targets(arrays)[:, :1], "agf-release")

@@ -23,6 +23,7 @@ from classlens.core import ops
 from classlens.core.capture.recorder import Recorder
 from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
 from classlens.errors import CaptureError, ModelError
+from classlens.machine import onednn_errors
 
 Picker = str | int | Callable[[Any], Tensor] | None
 
@@ -140,7 +141,8 @@ def _describe(result: Any) -> str:
 def _call(model: nn.Module, images: Tensor) -> Any:
     """The model's forward; what a user's network or a wrong input raises becomes one line."""
     try:
-        return model(images)
+        with onednn_errors():
+            return model(images)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

@@ -1,0 +1,63 @@
+"""The watch on skipped tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skips import Allowed, Skipped, read_list, unlisted
+
+ROOT = Path(__file__).resolve().parents[1]
+BROWSER = Allowed("tests/app", "needs chromium", "apt", ci=False)
+CUDA = Allowed("tests/cli", "without CUDA", "no such machine", ci=True)
+
+
+def test_what_is_listed_may_be_skipped_and_in_ci_less() -> None:
+    browser, cuda = Skipped("tests/app/test_a.py::b", "needs chromium"), Skipped("tests/cli/c.py", "x without CUDA")
+    other = [Skipped("tests/app/test_a.py::b", "no selenium"), Skipped("tests/d.py::e", "needs chromium")]
+    assert unlisted([browser, cuda], [BROWSER, CUDA], in_ci=False) == []
+    assert unlisted([browser, cuda], [BROWSER, CUDA], in_ci=True) == [browser]
+    assert unlisted(other, [BROWSER, CUDA], in_ci=False) == other
+
+
+def test_the_list_is_short_and_gives_reasons_that_tests_have() -> None:
+    entries = read_list()
+    assert len(entries) <= 5
+    for entry in entries:
+        assert entry.why
+        assert f'"{entry.reason}"' in (ROOT / entry.test).read_text()
+
+
+def run(folder: Path, ci: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A run of pytest in a folder, with nothing but the watch."""
+    changes = {"PYTHONPATH": str(ROOT / "tests"), "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "skips", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ | changes, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "ci", "arguments", "code"),
+    [
+        ("pytest.skip('tired')", "", [], 0),
+        ("pytest.skip('tired')", "true", [], 1),
+        ("pytest.skip('tired')", "", ["--listed-skips"], 1),
+        ("pass", "true", ["--listed-skips"], 0),
+    ],
+)
+def test_a_run_with_a_skip_that_is_not_listed_fails(
+    body: str, ci: str, arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "test_lazy.py").write_text(f"import pytest\n\ndef test_one():\n    {body}\n")
+    done = run(tmp_path, ci, *arguments)
+    assert done.returncode == code, done.stdout
+    assert ("test_lazy.py::test_one: Skipped: tired" in done.stdout) == bool(code)
+
+
+def test_a_whole_file_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "test_lazy.py").write_text("import pytest\npytest.importorskip('nothing_of_that_name')\n")
+    (tmp_path / "test_good.py").write_text("def test_one():\n    pass\n")
+    assert run(tmp_path, "true").returncode == 1
