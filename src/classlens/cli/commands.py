@@ -302,7 +302,7 @@ def coverage(
     classlens coverage --library torchvision --out coverage
     """
     from classlens.evaluate.coverage import cover, table
-    from classlens.render import write_text
+    from classlens.files import write_text
 
     rows = []
     for done, total, row in cover(library, out, timeout, memory, only):

@@ -161,9 +161,10 @@ def probe(
     and a file of weights for each probe.
     """
     _set_threads(threads)
+    from classlens.files import write_text
     from classlens.methods import split_names
     from classlens.models.loading import pick_device
-    from classlens.render import write_png, write_text
+    from classlens.render import write_png
     from classlens.selfsup.layers import layers_figure, maps_figure, segmentation_by_stage, segmentation_table
     from classlens.selfsup.probes import probe_stages
 

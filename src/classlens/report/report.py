@@ -13,9 +13,9 @@ from pathlib import Path
 from classlens.data.layouts import DataError, open_dataset
 from classlens.evaluate.run import versions
 from classlens.evaluate.settings import SettingsError
+from classlens.files import write_text
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel
-from classlens.render import write_text
 from classlens.report import words
 from classlens.report.choose import choose_all
 from classlens.report.collect import Collected, Progress, Record, Subject, collect

@@ -31,8 +31,8 @@ from classlens.data.images import check_batch
 from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.errors import ClasslensError, ImageError
 from classlens.evaluate.network import fingerprint, input_size
+from classlens.files import replacing, write_json
 from classlens.models import LoadedModel, Preprocess
-from classlens.render import write_text
 from classlens.selfsup.split import Encoder, split
 
 METRICS = ("euclidean", "cosine")
@@ -176,9 +176,8 @@ class Bank:
             index.add(_scaled(block, metric).numpy())
         index.nprobe = max(8, lists // 20)
         if file is not None:
-            draft = file.with_name(f".{file.name}.{os.getpid()}.part")
-            faiss.write_index(index, str(draft))
-            draft.replace(file)
+            with replacing(file) as draft:
+                faiss.write_index(index, str(draft))
         return index
 
 
@@ -373,7 +372,7 @@ def _begin(root: Path, card: dict[str, Any]) -> None:
         (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), _ROW)
     ):  # fmt: skip
         np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
-    write_text(root / _CARD, json.dumps(card, indent=1) + "\n")
+    write_json(root / _CARD, card, indent=1)
 
 
 def _read_card(root: Path) -> dict[str, Any]:

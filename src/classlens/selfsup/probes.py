@@ -13,7 +13,6 @@ how fast it was trained.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -29,9 +28,9 @@ from torch import Tensor, nn
 from classlens.data.layouts import DataError
 from classlens.errors import ModelError
 from classlens.evaluate.network import fingerprint as model_fingerprint
+from classlens.files import text_hash, write_text
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights
-from classlens.render import write_text
 from classlens.selfsup.stages import Probe, Stage, find_stages, pooled, stage_outputs
 from classlens.training.data import Data, Example, Progress, fingerprint, open_data, pieces, skipped_text, whole_view
 from classlens.training.loop import mean_average_precision
@@ -168,7 +167,7 @@ def _cached(
     parts = []
     for positions in pieces(range(len(examples)), _PART):
         chosen = [examples[position] for position in positions]
-        digest = hashlib.sha256(f"{key}\n{fingerprint(chosen)}".encode()).hexdigest()[:16]
+        digest = text_hash(f"{key}\n{fingerprint(chosen)}")
         file = folder / f"{digest}.safetensors"
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,7 @@ from classlens.data.layouts import (
 )
 from classlens.errors import ImageError
 from classlens.evaluate.network import input_size
+from classlens.files import draw_key, text_hash
 from classlens.models import Preprocess
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
@@ -77,7 +78,7 @@ class Data:
     def hash(self) -> str:
         """What was trained with, and on which labels, in 16 letters."""
         text = f"{self.labels}\n{fingerprint(self.train)}\n{fingerprint(self.val)}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return text_hash(text)
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
@@ -218,7 +219,7 @@ def _divided(name: str, examples: Sequence[Example], splits: dict[str, str] | No
     """Into training and validation as the data say, or every fifth in an order that only the seed decides."""
     labels = tuple(sorted({label for example in examples for label in example.classes}))
     if splits is None:
-        order = sorted(examples, key=lambda e: hashlib.sha256(f"{seed}:{e.name}".encode()).digest())
+        order = sorted(examples, key=lambda e: draw_key(seed, e.name))
         splits = {e.name: "train" if i % _HELD_OUT else "val" for i, e in enumerate(order)}
     odd = tuple(Skipped(e.name, "its split is empty") for e in examples if not splits[e.name])
     train, val = (tuple(e for e in examples if splits[e.name] == part) for part in ("train", "val"))

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from classlens.files import write_text
 from classlens.models import DEFAULT
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
-from classlens.render import write_png, write_text
+from classlens.render import write_png
 from classlens.training.data import Data, Example, Progress, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
 from classlens.training.loop import STATE, Epoch, Recipe, TrainingError, best_of, fit
