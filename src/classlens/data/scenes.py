@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from PIL import Image
 from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, check_class_names, open_dataset
 from classlens.errors import ImageError
 from classlens.files import creating, draw_key, write_text
+from classlens.progress import Progress, silent
 
-Progress = Callable[[str, int, int], None]
 Pixels = NDArray[np.float32]  # (H,W,3) in 0..255
 
 _HELD_OUT = 0.3  # of each breed's pictures
@@ -91,7 +91,7 @@ def compose_scenes(
     val: int = 150,
     side: int = 320,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Composed:
     """Write a new folder of scenes, whole or not at all."""
     target = Path(out)

@@ -28,7 +28,7 @@ from classlens.data.layouts import DataError, Item, open_dataset
 from classlens.errors import ImageError
 from classlens.files import draw_key, remove_drafts, replacing, write_json
 from classlens.models import Preprocess
-from classlens.training.data import Progress
+from classlens.progress import Progress
 
 _HELD_OUT = 5  # without a split of its own, every fifth picture of a data set is held out
 _READERS = 2

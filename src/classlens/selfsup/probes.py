@@ -31,8 +31,9 @@ from classlens.evaluate.network import fingerprint as model_fingerprint
 from classlens.files import text_hash, write_text
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights
+from classlens.progress import Progress, silent
 from classlens.selfsup.stages import Probe, Stage, find_stages, pooled, stage_outputs
-from classlens.training.data import Data, Example, Progress, fingerprint, open_data, pieces, skipped_text, whole_view
+from classlens.training.data import Data, Example, fingerprint, open_data, pieces, skipped_text, whole_view
 from classlens.training.loop import mean_average_precision
 
 PROBES = "probes.json"
@@ -88,7 +89,7 @@ def probe_stages(
     pool: int = 1,
     seed: int = 0,
     device: str = "cpu",
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Probed:
     """Train a probe on each stage and write them into a folder; features are computed once and kept there."""
     with torch.random.fork_rng(devices=[]):

@@ -30,12 +30,13 @@ from torch import Generator
 from classlens.files import replacing, write_text
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
 from classlens.models.heads import Head
+from classlens.progress import Progress, silent
 from classlens.render import write_png
 from classlens.selfsup.collection import Store, find_pictures, read_pictures
 from classlens.selfsup.networks import NETWORKS, SmallNetwork, TwoParts
 from classlens.selfsup.tasks import Clusters, Contrast, Options, Rotations, SelfLabels, Task
 from classlens.selfsup.views import TURNS
-from classlens.training.data import Progress, order, pieces
+from classlens.training.data import order, pieces
 from classlens.training.loop import SCHEDULES, STATE, Machine, Recipe, TrainingError, check_identity
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Trained:
 def train_selfsup(
     choices: Choices,
     out: str | os.PathLike[str],
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Trained:
     """Train, or go on with a training that was stopped; the same choices must be given.
 

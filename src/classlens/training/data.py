@@ -38,8 +38,7 @@ from classlens.errors import ImageError
 from classlens.evaluate.network import input_size
 from classlens.files import draw_key, text_hash
 from classlens.models import Preprocess
-
-Progress = Callable[[str, int, int], None]  # what, done, of how many
+from classlens.progress import Progress, silent
 
 _HELD_OUT = 5  # without a split of its own, every fifth picture validates
 _ROOM = 321 / 224  # a random crop of 224 is cut from a picture whose short edge is 321 (METHOD b4)
@@ -93,7 +92,7 @@ def fingerprint(examples: Sequence[Example]) -> str:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress | None = None) -> Data:
+def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress = silent) -> Data:
     """The data in a folder; what cannot be read is left out and told in `skipped`."""
     if layout not in LAYOUTS:
         raise DataError(f"there is no layout {layout!r}; there are {', '.join(LAYOUTS)}")
@@ -107,8 +106,7 @@ def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress |
     with ThreadPoolExecutor(2) as readers:
         for checked in readers.map(lambda e: _checked(e, found.masks), examples):
             read.append(checked)
-            if progress is not None:
-                progress("reading", len(read), len(examples))
+            progress("reading", len(read), len(examples))
     train, val = (
         tuple(e for e in part if isinstance(e, Example))
         for part in (read[: len(found.train)], read[len(found.train) :])

@@ -23,7 +23,7 @@ from classlens.core.capture import pick_output
 from classlens.errors import ClasslensError
 from classlens.evaluate.segmentation import average_precision
 from classlens.files import replacing
-from classlens.training.data import Progress
+from classlens.progress import Progress
 from classlens.training.sources import Source
 
 STATE = "state.pt"
