@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 
 import classlens
+from classlens.cli import bar
 from classlens.cli import commands as cli
+from classlens.cli import explain as explain_command
 from classlens.methods import METHODS
 from classlens.models import KINDS, MODELS
 
@@ -144,7 +146,7 @@ def test_trace_of_a_method_without_terms_is_an_error(run: Any) -> None:
 
 def test_images_of_the_same_name_get_folders_of_their_own() -> None:
     images = [Path("a/cat.jpg"), Path("b/cat.png"), Path("cat-2.jpg"), Path("cat")]
-    assert [f.name for f in cli._folders(images, Path("out"))] == ["cat", "cat-2", "cat-2-2", "cat-3"]
+    assert [f.name for f in explain_command.folders_for(images, Path("out"))] == ["cat", "cat-2", "cat-2-2", "cat-3"]
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -272,7 +274,7 @@ def test_help_teaches_by_examples(run: Any) -> None:
 
 def test_a_bar_appears_on_stderr_when_it_takes_long(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
-    monkeypatch.setattr(cli, "_PATIENCE", 0.0)
+    monkeypatch.setattr(bar, "_PATIENCE", 0.0)
     result = explain(run, "one.png", "two.png", "--json")
     assert len(json.loads(result.out)["images"]) == 2
     assert "two.png" in result.err

@@ -19,7 +19,6 @@ import pytest
 from classlens.evaluate import Settings, run
 from classlens.evaluate.cluster import ClusterError, RayExecutor
 from classlens.evaluate.records import SCHEMAS, Store
-from classlens.evaluate.worker import Result
 
 HERE = Path(__file__).resolve().parent
 
@@ -136,10 +135,7 @@ class Killer:
     def __init__(self, executors: list[RayExecutor]) -> None:
         self.executors, self.nodes, self.killed = executors, 0, 0
 
-    def begin(self, what: str, units: int) -> None:
-        pass
-
-    def advance(self, result: Result) -> None:
+    def __call__(self, what: str, done: int, total: int, /) -> None:
         import ray
 
         (executor,) = self.executors

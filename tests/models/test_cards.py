@@ -98,7 +98,7 @@ def test_a_card_is_never_half_written_nor_overwritten(tmp_path: Path, monkeypatc
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full_disk)
+        patch.setattr(Path, "write_bytes", full_disk)
         with pytest.raises(ModelError, match="cannot be written: No space left"):
             write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
     assert list(tmp_path.iterdir()) == []

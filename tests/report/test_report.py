@@ -145,7 +145,7 @@ def test_the_command(world: Path, tmp_path: Path) -> None:
     assert "- The model is right on " in done.stdout
     assert f"-> {out}" in done.stdout
     assert "pictures: 9 of 9" in done.stderr
-    assert "images/s" in done.stderr
+    assert "pictures: 9 of 9, " in done.stderr
     assert out.stat().st_size < 8e6
 
 

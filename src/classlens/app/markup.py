@@ -13,12 +13,11 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-import numpy as np
-import torch
 from PIL import Image
 
 from classlens import render
 from classlens.app.actions import Blank, Panel, layer
+from classlens.render import colours
 
 _JPEG = {"format": "JPEG", "quality": 88}
 _PNG = {"format": "PNG", "compress_level": 3}  # a click waits for it
@@ -103,9 +102,9 @@ def _map_frame(panel: Panel | Blank, grey: str) -> str:
     if isinstance(panel, Blank):
         inside = f'<div class="failed">{escape(panel.reason)}</div>' if panel.reason else '<div class="waiting">…</div>'
         return _frame(panel.title, "", inside)
-    colours = address(layer(panel.evidence, panel.signed), _PNG)
+    evidence = address(layer(panel.evidence, panel.signed), _PNG)
     text = escape(f"evidence: {panel.title}")
-    images = f'<img src="{grey}" alt=""><img class="evidence" src="{colours}" alt="{text}">'
+    images = f'<img src="{grey}" alt=""><img class="evidence" src="{evidence}" alt="{text}">'
     return _frame(panel.title, panel.note, images, _legend(True, *panel.ends) if panel.is_difference else "")
 
 
@@ -115,9 +114,7 @@ def _frame(title: str, note: str, inside: str, below: str = "") -> str:
 
 
 def _legend(signed: bool, low: str, high: str) -> str:
-    paper = torch.full((3, 1, 256), 0.85)
-    scale = render.overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None], signed, opacity=1.0)
-    bar = address(Image.fromarray(scale), _PNG)
+    bar = address(Image.fromarray(colours.legend(signed, opacity=1.0)), _PNG)
     left, right = ("blue: ", "red: ") if signed else ("grey: ", "yellow: ")
     return (
         f'<div class="legend{" signed" if signed else ""}"><span class="low">{left}{escape(low)}</span>'

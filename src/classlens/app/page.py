@@ -18,7 +18,7 @@ from classlens.app import actions, markup
 from classlens.app.actions import Blank, OutOfDate, Panel, Picture, Studio, Wish
 from classlens.app.layout import OPACITY_JS, SAVE_JS, Parts
 from classlens.errors import ClasslensError, ImageError, TargetError
-from classlens.methods.progress import reporting
+from classlens.progress import reporting
 
 _ROWS = 8  # class bars
 _AT_ONCE = 4  # drawings; more wait in the queue

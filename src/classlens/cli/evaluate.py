@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from classlens.cli.bar import Bar
+from classlens.cli.options import Device
 
 if TYPE_CHECKING:
     from classlens.evaluate import Report
-    from classlens.evaluate.worker import Result
-
-_QUIET = 30.0  # seconds between lines where there is no terminal
 
 
 class Test(StrEnum):
@@ -43,7 +41,7 @@ def evaluate(
     methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,gradcam",
     model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
     weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")] = "auto",
+    device: Device = "auto",
     explain: Annotated[
         str, typer.Option(help="Perturbation: explain the `predicted` or the `target` class.")
     ] = "predicted",
@@ -125,7 +123,7 @@ def evaluate(
         memory_limit=memory_limit,
         threads=threads,
     )
-    with _Bar(len(settings.methods)) as bar:
+    with Bar() as bar:
         report = run(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
     _print(report)
 
@@ -143,62 +141,3 @@ def _print(report: Report) -> None:
         console.print(f"note: {note}", markup=False, highlight=False)
     for file in report.files:
         console.print(f"-> {file}", markup=False, highlight=False)
-
-
-class _Bar:
-    """Progress on stderr: a bar with images/s and the time left; without a terminal a line now and then."""
-
-    def __init__(self, methods: int) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("scores"),
-            TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), TextColumn("left"),
-        )  # fmt: skip
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._console = console
-        self._methods = methods
-        self._reset("", 0)
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def begin(self, what: str, units: int) -> None:
-        """A new stage of the run."""
-        self._reset(what, units)
-        if units:
-            self._task = self._bar.add_task(what, total=units, speed="")
-            self._say()
-
-    def advance(self, result: Result) -> None:
-        """Some rows have come."""
-        self._done += result.units
-        self._read += 0 if result.method else result.images
-        self._maps += result.images if result.method else 0
-        self._bar.update(
-            self._task, completed=self._done, description=f"{self._what} {result.method}", speed=self._speed()
-        )
-        if self._done >= self._units or time.monotonic() - self._said > _QUIET:
-            self._say()
-
-    def _reset(self, what: str, units: int) -> None:
-        self._what, self._units, self._done, self._read, self._maps = what, units, 0, 0, 0
-        self._begun = self._said = time.monotonic()
-
-    def _speed(self) -> str:
-        # An image is done when every method has explained it; where none has to, when it is classified.
-        images = self._maps / self._methods if self._maps else self._read
-        return f"{images / max(time.monotonic() - self._begun, 1e-9):.2f} images/s"
-
-    def _say(self) -> None:
-        self._said = time.monotonic()
-        if self._console.is_terminal:
-            return
-        line = f"{self._what}: {self._done} of {self._units} scores"
-        if self._done:
-            left = (self._said - self._begun) * (self._units / self._done - 1)
-            line += f", {self._speed()}, {left:.0f} s left"
-        self._console.print(line, markup=False, highlight=False)

@@ -1,11 +1,15 @@
-"""Options that several commands have."""
+"""Options that several commands have, and what becomes of them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from classlens.core.targets import Targets
+    from classlens.models import LoadedModel
 
 
 class Layout(StrEnum):
@@ -16,6 +20,42 @@ class Layout(StrEnum):
     folders = "folders"
 
 
+ModelName = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
+Weights = Annotated[str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")]
+Classes = Annotated[
+    list[str] | None, typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def load_model(model: str, weights: str, device: str) -> LoadedModel:
+    """What --model, --weights and --device ask for."""
+    import classlens
+    from classlens.models.loading import pick_device
+
+    return classlens.load(model, None if weights == "none" else weights, pick_device(device))
+
+
+def targets_of(classes: list[str] | None, top: int | None, default: int) -> Targets:
+    """What --class or --top asks for, or the `default` likeliest classes."""
+    if classes and top:
+        raise typer.BadParameter("give --class or --top, not both")
+    import classlens
+
+    return [classes] if classes else classlens.top(top or default)
+
+
+def set_threads(threads: int | None) -> None:
+    """What --threads asks for."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever the text."""
+    typer.echo(f"error: {' '.join(text.split())}", err=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from classlens.cli.options import Device, Seed, Threads
-from classlens.cli.selfsup_train import _bar, _set_threads, probe, train
+from classlens.cli.bar import Bar
+from classlens.cli.explain import folders_for
+from classlens.cli.options import AsJson, Device, ModelName, Seed, Threads, Weights, complain, load_model, set_threads
+from classlens.cli.selfsup_train import probe, train
 from classlens.errors import ImageError
 
 if TYPE_CHECKING:
-    from classlens.models import LoadedModel
     from classlens.selfsup import Contrast
     from classlens.selfsup.evaluation import Outcome
 
@@ -63,8 +64,6 @@ class Explained(StrEnum):
 
 
 # Options that several commands have.
-Model = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
-Weights = Annotated[str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")]
 Head = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +100,7 @@ def bank(
         str, typer.Argument(metavar="IMAGES", help="A folder of pictures, or a data set that `evaluate` knows.")
     ],
     out: Annotated[Path, typer.Option(metavar="BANK", help="The folder of the bank; the same command goes on there.")],
-    model: Model = "efficientnet-lite0",
+    model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     head: Head = None,
     split: Split = "val",
@@ -119,14 +118,14 @@ def bank(
 
     Stopped, even killed, the same command goes on where it was.
     """
-    _set_threads(threads)
+    set_threads(threads)
     from classlens.selfsup import build_bank
 
-    loaded = _load(model, weights, device)
-    with _bar() as show:
+    loaded = load_model(model, weights, device)
+    with Bar() as bar:
         made = build_bank(
             loaded, images, out, head=head, split_name=split, limit=limit, seed=seed, batch_size=batch_size,
-            progress=show,
+            progress=bar,
         )  # fmt: skip
     broken = len(made.rows) - len(made)
     remark = f" ({broken} pictures could not be read)" if broken else ""
@@ -138,7 +137,7 @@ def bank(
 def explain(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Picture files.", show_default=False)],
     bank: BankFolder,
-    model: Model = "efficientnet-lite0",
+    model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     method: Annotated[str, typer.Option(help="How; `classlens methods` lists them.")] = "agf",
     mode: Annotated[
@@ -158,7 +157,7 @@ def explain(
     device: Device = "auto",
     threads: Threads = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show where a network finds what sets an image apart from its nearest neighbour.
 
@@ -168,30 +167,30 @@ def explain(
 
     Writes OUT/photo/neighbours.png (image, neighbour, map without and with it), overlays, maps.npz and report.json.
     """
-    _set_threads(threads)
+    set_threads(threads)
     from classlens import selfsup as library
-    from classlens.methods.progress import reporting
+    from classlens.progress import reporting
     from classlens.selfsup.bank import encoder_of
     from classlens.selfsup.contrast import open_bank
 
-    loaded = _load(model, weights, device)
+    loaded = load_model(model, weights, device)
     targets: Any = classes[0] if classes and len(classes) == 1 else [classes] if classes else None
     options = {"targets": targets, "metric": metric.value, "reading": reading.value, "head": head}
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
-    with _bar() as show, reporting(show):
+    with Bar() as bar, reporting(bar):
         opened = open_bank(bank, loaded, encoder_of(loaded, head))
-        for number, image in enumerate(images):
-            show("images", number, len(images))
+        for number, (image, folder) in enumerate(zip(images, folders_for(images, out), strict=True)):
+            bar("images", number, len(images))
             try:
                 found = library.explain(loaded, image, opened, method, mode.value, **options)
             except ImageError as error:
                 failed.append({"path": str(image), "error": str(error)})
                 continue
-            done.append(_document(found, image, found.save(_folder(image, images, out))))
-        show("images", len(images), len(images))
+            done.append(_document(found, image, found.save(folder)))
+        bar("images", len(images), len(images))
     for wrong in failed:
-        typer.echo(f"error: {' '.join(wrong['error'].split())}", err=True)
+        complain(wrong["error"])
     if json:
         about = {"classlens": version("classlens"), "model": model, "method": method, "mode": mode.value}
         typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
@@ -220,7 +219,7 @@ def evaluate(
             help="What `classlens selfsup bank` made, or a folder of pictures; `planted` needs none.",
         ),
     ] = None,
-    model: Model = "efficientnet-lite0",
+    model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,rap",
     modes: Annotated[str, typer.Option(help="difference, sum, none (commas).")] = "difference,sum,none",
@@ -250,7 +249,7 @@ def evaluate(
     `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Stopped, even killed,
     the same command goes on where it was. Writes RUN/table.md, table.csv, rows and a manifest.
     """
-    _set_threads(threads)
+    set_threads(threads)
     from classlens.methods import split_names
     from classlens.models.loading import pick_device
     from classlens.selfsup.evaluation import Settings, run
@@ -274,8 +273,8 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
     )
-    with _bar() as show:
-        outcome = run(settings, out, show, ["classlens", *sys.argv[1:]])
+    with Bar() as bar:
+        outcome = run(settings, out, bar, ["classlens", *sys.argv[1:]])
     _print(outcome)
 
 
@@ -294,19 +293,6 @@ def _print(outcome: Outcome) -> None:
         console.print(text, markup=False, highlight=False)
     for file in outcome.files:
         console.print(f"-> {file}", markup=False, highlight=False)
-
-
-def _load(model: str, weights: str, device: str) -> LoadedModel:
-    import classlens
-    from classlens.models.loading import pick_device
-
-    return classlens.load(model, None if weights == "none" else weights, pick_device(device))
-
-
-def _folder(image: Path, images: list[Path], out: Path) -> Path:
-    """OUT/photo; of two photo.jpg in different folders the second is OUT/photo-2."""
-    same = [other for other in images[: images.index(image)] if other.stem == image.stem]
-    return out / (f"{image.stem}-{len(same) + 1}" if same else image.stem)
 
 
 def _document(found: Contrast, image: Path, written: list[Path]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from classlens.cli.options import Device, Layout, Seed, Threads
+from classlens.cli.bar import Bar
+from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
 
 if TYPE_CHECKING:
     from classlens.evaluate import Dataset
@@ -84,7 +83,7 @@ def train(
     Stopped, even killed, the same command goes on where it was and ends with the same weights. Writes RUN/card.json
     and model.safetensors, metrics.csv and metrics.png; RUN is a --model for every command.
     """
-    _set_threads(threads)
+    set_threads(threads)
     from classlens.models.loading import pick_device
     from classlens.selfsup.train import Choices, train_selfsup
 
@@ -100,8 +99,8 @@ def train(
         seed=seed,
         device=pick_device(device),
     )
-    with _bar() as show:
-        trained = train_selfsup(choices, out, show)
+    with Bar() as bar:
+        trained = train_selfsup(choices, out, bar)
     _say_trained(trained)
 
 
@@ -160,23 +159,24 @@ def probe(
     are kept in PROBES, so stopped, the same command goes on. Writes probes.csv, segmentation.csv, layers.png, maps.png
     and a file of weights for each probe.
     """
-    _set_threads(threads)
+    set_threads(threads)
+    from classlens.files import write_text
     from classlens.methods import split_names
     from classlens.models.loading import pick_device
-    from classlens.render import write_png, write_text
+    from classlens.render import write_png
     from classlens.selfsup.layers import layers_figure, maps_figure, segmentation_by_stage, segmentation_table
     from classlens.selfsup.probes import probe_stages
 
     chosen = split_names(methods)
-    with _bar() as show:
+    with Bar() as bar:
         probed = probe_stages(
             model, data, layout.value, out, weights=None if weights == "none" else weights,
             stages=split_names(stages) if stages else (), pool=pool, seed=seed, device=pick_device(device),
-            progress=show,
+            progress=bar,
         )  # fmt: skip
         files = ["probes.csv", "layers.png", "maps.png"]
         dataset = _masks(masks, probed)
-        scored = segmentation_by_stage(probed, dataset, chosen, limit, seed, show) if dataset is not None else ()
+        scored = segmentation_by_stage(probed, dataset, chosen, limit, seed, bar) if dataset is not None else ()
         if scored:
             write_text(out / "segmentation.csv", segmentation_table(scored))
             files.insert(1, "segmentation.csv")
@@ -217,36 +217,8 @@ def _say_probed(probed: Probed, scored: Sequence[Scored]) -> None:
     typer.echo(f"chance: {probed.score_name} {100 * probed.chance:.1f} %")
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise typer.BadParameter(f"{option} is written as 30 or 30,10, not {text!r}")
     return tuple(int(part) for part in parts)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress on stderr, on a terminal; elsewhere a line at the end of each stage."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        stage = ""
-
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal stage
-            if what != stage:  # the time that is left is a stage's own
-                bar.reset(task)
-                stage = what
-            bar.update(task, description=escape(what), completed=done, total=total)
-            if done == total and not console.is_terminal:
-                console.print(f"{what}: {total}", markup=False, highlight=False)
-
-        yield show

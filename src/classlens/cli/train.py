@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from classlens.cli.options import Layout
+from classlens.cli.bar import Bar
+from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
 
 if TYPE_CHECKING:
     from classlens.training import Trained
@@ -65,9 +62,9 @@ def multilabel(
         Schedule.cosine
     ),
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP before it stops.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a network that may find several classes in a picture, each with a probability of its own.
 
@@ -79,10 +76,7 @@ def multilabel(
     even killed, the same command goes on where it was and ends with the same numbers. Writes RUN/card.json and
     model.safetensors (the best epoch), metrics.csv and metrics.png; RUN is a --model for every command.
     """
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    set_threads(threads)
     from classlens.models.loading import pick_device
     from classlens.training import Choices, Recipe, train_multilabel
 
@@ -100,8 +94,8 @@ def multilabel(
     )
     rate = usual if learning_rate is None else learning_rate
     recipe = Recipe(epochs, batch_size, rate, weight_decay, schedule.value, patience, seed)
-    with _Bar() as bar:
-        trained = train_multilabel(choices, out, recipe, bar.show)
+    with Bar() as bar:
+        trained = train_multilabel(choices, out, recipe, bar)
     _say(trained)
 
 
@@ -150,33 +144,7 @@ def compose(
     """
     from classlens.data.scenes import compose_scenes
 
-    with _Bar() as bar:
-        made = compose_scenes(pets, out, train_scenes, val_scenes, side, seed, bar.show)
+    with Bar() as bar:
+        made = compose_scenes(pets, out, train_scenes, val_scenes, side, seed, bar)
     typer.echo(f"{made.train} + {made.val} scenes of {made.classes} breeds, {made.remark}")
     typer.echo(f"-> {out}")
-
-
-class _Bar:
-    """Progress on stderr, on a terminal; elsewhere a line at the end of each stage."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._console = console
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """How far a stage has come."""
-        self._bar.update(self._task, description=escape(what), completed=done, total=total)
-        if done == total and not self._console.is_terminal:
-            self._console.print(f"{what}: {total}", markup=False, highlight=False)

@@ -25,6 +25,7 @@ from PIL import Image
 from classlens.data.images import open_image
 from classlens.data.labels import imagenet, imagenet_wnids
 from classlens.errors import ClasslensError, ImageError
+from classlens.files import draw_key
 
 IGNORE = 255  # in a mask: not labelled, counts for nobody
 Mask = NDArray[np.uint8]  # (H,W)
@@ -78,7 +79,7 @@ class Dataset:
         was chosen on one half can be measured on the other.
         """
         mine = [item for item in self.items if half in (None, half_of(item.name))]
-        order = sorted(mine, key=lambda item: hashlib.sha256(f"{seed}:{item.name}".encode()).digest())
+        order = sorted(mine, key=lambda item: draw_key(seed, item.name))
         return tuple(order[:limit])
 
     def picture(self, item: Item) -> Image.Image:

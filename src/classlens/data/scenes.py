@@ -11,12 +11,9 @@ labels.txt. Animals of validation scenes appear in no training scene. The same s
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,8 +23,9 @@ from PIL import Image
 
 from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, check_class_names, open_dataset
 from classlens.errors import ImageError
+from classlens.files import creating, draw_key, write_text
+from classlens.progress import Progress, silent
 
-Progress = Callable[[str, int, int], None]
 Pixels = NDArray[np.float32]  # (H,W,3) in 0..255
 
 _HELD_OUT = 0.3  # of each breed's pictures
@@ -93,7 +91,7 @@ def compose_scenes(
     val: int = 150,
     side: int = 320,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Composed:
     """Write a new folder of scenes, whole or not at all."""
     target = Path(out)
@@ -104,8 +102,7 @@ def compose_scenes(
     labels = sorted({animal.breed for animal in animals})
     check_class_names(labels)
     parts = _split(animals, labels, seed)
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
+    with creating(target) as draft:
         rows: list[Placed] = []
         for split, count in (("train", train), ("val", val)):
             names = [f"{split}-{number:05d}" for number in range(count)]
@@ -114,13 +111,10 @@ def compose_scenes(
                 _write_scene(draft, name, scene)
                 rows += scene.placed
                 progress(f"{split} scenes", number + 1, count)
-            _write(draft / "ImageSets" / "Segmentation" / f"{split}.txt", "".join(f"{name}\n" for name in names))
-        _write(draft / "labels.txt", "".join(f"{label}\n" for label in labels))
-        _write(draft / "scenes.csv", _table(rows))
-        _write(draft / "README.md", _about(seed))
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            write_text(draft / "ImageSets" / "Segmentation" / f"{split}.txt", "".join(f"{name}\n" for name in names))
+        write_text(draft / "labels.txt", "".join(f"{label}\n" for label in labels))
+        write_text(draft / "scenes.csv", _table(rows))
+        write_text(draft / "README.md", _about(seed))
     return Composed(train, val, len(labels), _remark(skipped))
 
 
@@ -186,7 +180,7 @@ def _split(animals: Sequence[Animal], labels: Sequence[str], seed: int) -> dict[
         own = [animal for animal in animals if animal.breed == label]
         if len(own) < 2:
             raise DataError(f"{label!r} has one usable picture; a breed needs one to train and one to validate with")
-        own.sort(key=lambda animal: hashlib.sha256(f"{seed}:{animal.name}".encode()).digest())
+        own.sort(key=lambda animal: draw_key(seed, animal.name))
         held_out = max(1, round(_HELD_OUT * len(own)))
         parts["val"] += own[:held_out]
         parts["train"] += own[held_out:]
@@ -314,11 +308,6 @@ def palette() -> NDArray[np.uint8]:
         for channel in range(3):
             colours[:, channel] |= (((indices >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
     return colours
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def _table(rows: Iterable[Placed]) -> str:

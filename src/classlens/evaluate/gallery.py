@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import defaultdict
@@ -24,6 +23,7 @@ from classlens.evaluate.settings import Config, Settings
 from classlens.evaluate.shards import GridShard, ImageShard
 from classlens.evaluate.tables import title
 from classlens.evaluate.worker import Worker
+from classlens.files import text_hash
 from classlens.methods import resolve
 from classlens.render import overlay
 
@@ -94,7 +94,7 @@ def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> 
     tape = None
     for method, score in dispute.scores.items():
         key = json.dumps([worker.network.id, method, dispute.part.dataset.name, dispute.image, dispute.config.hash])
-        name = f"pictures/{hashlib.sha256(key.encode()).hexdigest()[:20]}.jpg"
+        name = f"pictures/{text_hash(key, 20)}.jpg"
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
             evidence = worker.network.maps(tape, torch.tensor([[target]]), method, settings.seed)[0, 0]

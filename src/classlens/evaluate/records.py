@@ -10,10 +10,8 @@ at any moment: a row is then there or not there, and what is not there is comput
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from classlens import files
 
 KEY = ("model", "method", "test", "data", "image", "config")
 _COMPACT_FROM = 200  # parts of a test, before they are put together
@@ -68,9 +68,7 @@ class Store:
         for test in dict.fromkeys(row["test"] for row in rows):
             chosen = [row for row in rows if row["test"] == test]
             keys = json.dumps([[row[name] for name in KEY] for row in chosen])
-            self._write(
-                test, hashlib.sha256(keys.encode()).hexdigest()[:24], pa.Table.from_pylist(chosen, SCHEMAS[test])
-            )
+            self._write(test, files.text_hash(keys, 24), pa.Table.from_pylist(chosen, SCHEMAS[test]))
 
     def read(self, test: str) -> pa.Table:
         """All rows of a test, each key once, in a fixed order."""
@@ -81,10 +79,8 @@ class Store:
 
     def compact(self) -> None:
         """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""
-        for draft in self.root.glob("rows/*/.*.part"):
-            if time.time() - draft.stat().st_mtime > _STALE:
-                draft.unlink(missing_ok=True)
         for test in SCHEMAS:
+            files.remove_drafts(self.root / "rows" / test, seconds=_STALE)
             parts = self._parts(test)
             if len(parts) >= _COMPACT_FROM:
                 table = self.read(test)
@@ -108,42 +104,20 @@ class Store:
         return entries
 
     def write_text(self, name: str, text: str) -> Path:
-        return self.write_bytes(name, text.encode())
+        return files.write_text(self.root / name, text)
 
     def write_bytes(self, name: str, content: bytes) -> Path:
         """A file of the run, whole or not at all."""
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as draft:
-            draft.write_bytes(content)
-        return path
+        return files.write_bytes(self.root / name, content)
 
     def _parts(self, test: str) -> list[Path]:
         return sorted((self.root / "rows" / test).glob("*.parquet"))
 
     def _write(self, test: str, name: str, table: pa.Table) -> Path:
         path = self.root / "rows" / test / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as draft:
+        with files.replacing(path) as draft:
             pq.write_table(table, draft)
         return path
-
-
-class _replacing:  # noqa: N801 - used like a function
-    """A draft beside a file, which takes its place when all of it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-
-    def __enter__(self) -> Path:
-        return self.draft
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            os.replace(self.draft, self.path)
-        else:
-            self.draft.unlink(missing_ok=True)
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -152,7 +126,7 @@ def config_hash(config: dict[str, Any]) -> str:
     >>> config_hash({"fill": "black"}) == config_hash({"fill": "black"})
     True
     """
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+    return files.text_hash(json.dumps(config, sort_keys=True), 12)
 
 
 def finished(table: pa.Table) -> dict[tuple[str, str, str, str], set[str]]:

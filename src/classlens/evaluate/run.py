@@ -26,6 +26,7 @@ from classlens.evaluate.records import Store
 from classlens.evaluate.settings import Settings
 from classlens.evaluate.shards import Shard
 from classlens.evaluate.worker import Batch, Result, Worker
+from classlens.progress import Progress, silent
 
 _REQUIRED = ("clean forward", "method", "randomised method", "perturbed forward")  # the rest is overhead
 _PACKAGES = ("classlens", "torch", "torchvision", "timm", "captum", "numpy", "pillow", "pyarrow", "ray")
@@ -37,14 +38,6 @@ class Executor(Protocol):
     def map(self, shards: Sequence[Shard]) -> Iterator[Result]: ...
 
     def close(self) -> None: ...
-
-
-class Progress(Protocol):
-    """Is told how far a run has come, in rows."""
-
-    def begin(self, what: str, units: int) -> None: ...
-
-    def advance(self, result: Result) -> None: ...
 
 
 class Local:
@@ -74,7 +67,7 @@ def run(
     settings: Settings,
     out: str | os.PathLike[str],
     cluster: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> report.Report:
     """Do what is not yet done of a command, and report on all of it.
@@ -99,7 +92,7 @@ def run(
 
 
 def _measure(
-    plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress | None
+    plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress
 ) -> dict[str, float]:
     """Do the missing work. Gives seconds by stage, summed over workers, and the time that passed."""
     seconds: Counter[str] = Counter()
@@ -111,13 +104,12 @@ def _measure(
             shards = work(plan, settings, worker, store)
             # Tests and data sets differ in cost: mixed, the first shards tell how long the others take.
             random.Random(0).shuffle(shards)
-            if progress is not None:
-                progress.begin(kind, sum(shard.units for shard in shards))
+            done, total = 0, sum(shard.units for shard in shards)
             for result in executor.map(shards):
                 _keep(result, kind, worker.network.id, store)
                 seconds.update(result.seconds)
-                if progress is not None:
-                    progress.advance(result)
+                done += result.units
+                progress(f"scores of {kind}", done, total)
     finally:
         executor.close()
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}

@@ -29,6 +29,7 @@ from classlens.evaluate.pointing import Grid
 from classlens.evaluate.records import Row
 from classlens.evaluate.settings import Config, Settings
 from classlens.evaluate.shards import PREDICTION, GridShard, ImageShard, Shard
+from classlens.files import text_hash
 from classlens.methods import resolve
 from classlens.models import Preprocess, load
 
@@ -459,7 +460,7 @@ def _predicted(logits: Tensor, outputs: Sequence[int], threshold: float) -> set[
 
 
 def _grid_name(grid: Grid) -> str:
-    return hashlib.sha256("\n".join(cell.image for cell in grid).encode()).hexdigest()[:12]
+    return text_hash("\n".join(cell.image for cell in grid), 12)
 
 
 def _number(*parts: object) -> int:

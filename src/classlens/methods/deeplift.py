@@ -29,8 +29,8 @@ from classlens.errors import CaptureError, UnsupportedOp
 from classlens.methods.gradient import complete
 from classlens.methods.inputs import Baseline, asked
 from classlens.methods.inputs import baselines as make_baselines
-from classlens.methods.progress import track
 from classlens.methods.registry import Case, Result, method
+from classlens.progress import track
 
 POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
 

@@ -27,8 +27,8 @@ from classlens.methods.inputs import (
 )
 from classlens.methods.inputs import baseline as make_baseline
 from classlens.methods.inputs import baselines as make_baselines
-from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Balance, Case, Result, is_release, method, of_colours
+from classlens.progress import ticker, track
 
 _TOGETHER = 8  # images that go through the network at once
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from classlens.core.targets import scores
 from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
-from classlens.methods.progress import ticker, track
 from classlens.methods.registry import Case, Result, method
+from classlens.progress import ticker, track
 
 _TOGETHER = 8  # images that go through the network at once
 _PAPER_SIDE = 224  # lengths in pixels are given for pictures of this size

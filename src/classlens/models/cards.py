@@ -27,8 +27,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +37,7 @@ from torch import Tensor, nn
 
 from classlens.data.labels import imagenet
 from classlens.errors import ModelError
+from classlens.files import creating, replacing, write_text
 from classlens.models._text import reason
 from classlens.models.heads import Head
 from classlens.models.preprocess import Preprocess
@@ -104,16 +103,12 @@ def write_card(
         architecture=architecture, preprocess=preprocess, labels=labels, overrides=overrides, head=head,
         multilabel=multilabel, about=about,
     )  # fmt: skip
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        draft.mkdir(parents=True)
-        write_weights(draft / WEIGHTS, model)
-        (draft / CARD).write_text(text, encoding="utf-8")
-        draft.rename(target)
+        with creating(target) as draft:
+            write_weights(draft / WEIGHTS, model)
+            write_text(draft / CARD, text)
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return target
 
 
@@ -150,12 +145,8 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
     state = model.state_dict() if isinstance(model, nn.Module) else model
     # Copies, because safetensors refuses tensors that share memory (tied weights).
     tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state.items()}
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        save_file(tensors, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as draft:
+        save_file(tensors, draft)
 
 
 def apply_overrides(model: nn.Module, overrides: Mapping[str, Override]) -> None:

@@ -1,25 +1,10 @@
-"""Evidence maps as pictures and as words."""
+"""Evidence maps as pictures, as words and as files."""
 
-from classlens.render.figures import (
-    RGB,
-    comparison,
-    decomposition,
-    describe,
-    figure,
-    heatmap,
-    notebook_png,
-    overlay,
-    png,
-    probability_text,
-    save,
-    scaled,
-    segmentation,
-    shares,
-    summary,
-    where,
-    write_png,
-    write_text,
-)
+from classlens.files import write_text
+from classlens.render.colours import RGB, heatmap, overlay, scaled
+from classlens.render.figures import comparison, decomposition, figure, segmentation
+from classlens.render.save import notebook_png, png, save, write_png
+from classlens.render.words import describe, probability_text, shares, summary, where
 
 __all__ = [
     "RGB", "comparison", "decomposition", "describe", "figure", "heatmap", "notebook_png", "overlay", "png",

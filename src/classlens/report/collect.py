@@ -5,7 +5,7 @@ Only numbers are kept, so that a data set of any size fits into memory; what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,11 +22,10 @@ from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
 from classlens.methods import resolve
 from classlens.models import LoadedModel
+from classlens.progress import Progress
 from classlens.report import measure
 from classlens.report.hide import as_many_others, hide
 from classlens.report.truth import Labels, Truth
-
-Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 
 _MOSTLY_OBJECT = 0.9  # of the picture: with that hidden, nothing is left to look at
 _NO_EVIDENCE = "the map holds no evidence for the class"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from classlens.evaluate.perturbation import blurred
+from classlens.files import draw_key
 from classlens.report.measure import Bools
 
 _SEEN = 1e-3  # of the blur's weight; below it a hidden pixel is too far from anything visible
@@ -33,10 +32,9 @@ def hide(images: Tensor, hidden: Tensor) -> Tensor:
 
 def as_many_others(chosen: Bools, seed: int, name: str) -> Bools:
     """As many cells as are chosen, drawn from the rest: what hiding does when it matters nothing what is hidden."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     rest = np.flatnonzero(~chosen)
     count = min(int(chosen.sum()), len(rest))
-    drawn = np.random.default_rng(list(digest[:8])).choice(rest, count, replace=False)
+    drawn = np.random.default_rng(list(draw_key(seed, name)[:8])).choice(rest, count, replace=False)
     others = np.zeros(chosen.size, bool)
     others[drawn] = True
     return others.reshape(chosen.shape)

@@ -13,12 +13,13 @@ from pathlib import Path
 from classlens.data.layouts import DataError, open_dataset
 from classlens.evaluate.run import versions
 from classlens.evaluate.settings import SettingsError
+from classlens.files import write_text
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel
-from classlens.render import write_text
+from classlens.progress import Progress, silent
 from classlens.report import words
 from classlens.report.choose import choose_all
-from classlens.report.collect import Collected, Progress, Record, Subject, collect
+from classlens.report.collect import Collected, Record, Subject, collect
 from classlens.report.draw import draw, legend
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
@@ -47,7 +48,7 @@ def report(
     seed: int = 0,
     top: int = 12,
     batch_size: int | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Report:
     """Explain what a model says of the pictures in a folder, and write a page about it.

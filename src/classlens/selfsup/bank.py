@@ -31,8 +31,9 @@ from classlens.data.images import check_batch
 from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.errors import ClasslensError, ImageError
 from classlens.evaluate.network import fingerprint, input_size
+from classlens.files import replacing, write_json
 from classlens.models import LoadedModel, Preprocess
-from classlens.render import write_text
+from classlens.progress import Progress, silent
 from classlens.selfsup.split import Encoder, split
 
 METRICS = ("euclidean", "cosine")
@@ -45,7 +46,6 @@ _MISSING, _DONE, _BROKEN = 0, 1, 2
 _BLOCK = 4096  # latents that are compared at once
 _CANDIDATES = 64
 
-Progress = Callable[[str, int, int], None]  # what, done, of how many
 Latents = NDArray[np.float32]  # (N,D)
 
 
@@ -176,9 +176,8 @@ class Bank:
             index.add(_scaled(block, metric).numpy())
         index.nprobe = max(8, lists // 20)
         if file is not None:
-            draft = file.with_name(f".{file.name}.{os.getpid()}.part")
-            faiss.write_index(index, str(draft))
-            draft.replace(file)
+            with replacing(file) as draft:
+                faiss.write_index(index, str(draft))
         return index
 
 
@@ -232,7 +231,7 @@ def build_bank(
     limit: int | None = None,
     seed: int = 0,
     batch_size: int = 8,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Bank:
     """Compute the latents of all pictures of a data set into a folder; what is already there is kept.
 
@@ -250,7 +249,7 @@ def build_bank(
 
 
 def bank_of_folder(
-    data: str | os.PathLike[str], model: LoadedModel, encoder: Encoder, progress: Progress | None = None
+    data: str | os.PathLike[str], model: LoadedModel, encoder: Encoder, progress: Progress = silent
 ) -> Bank:
     """The same in memory, for a few pictures."""
     dataset = open_dataset(data)
@@ -279,14 +278,13 @@ def fill(
     encoder: Encoder,
     preprocess: Preprocess,
     batch_size: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> None:
     """Compute the rows that are missing. A row counts as done only when its latent is written."""
     todo = np.flatnonzero(rows["state"] == _MISSING)
     done = len(rows) - len(todo)
     for start in range(0, len(todo), batch_size):
-        if progress is not None:
-            progress("latents", done + start, len(rows))
+        progress("latents", done + start, len(rows))
         read: dict[int, Tensor] = {}
         for row in todo[start : start + batch_size].tolist():
             try:
@@ -299,8 +297,7 @@ def fill(
             _flush(latents)
             rows["hash"][places], rows["state"][places] = hashes_of(batch), _DONE
         _flush(rows)
-    if progress is not None:
-        progress("latents", len(rows), len(rows))
+    progress("latents", len(rows), len(rows))
 
 
 def _same_size(read: dict[int, Tensor]) -> Iterator[tuple[list[int], Tensor]]:
@@ -373,7 +370,7 @@ def _begin(root: Path, card: dict[str, Any]) -> None:
         (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), _ROW)
     ):  # fmt: skip
         np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
-    write_text(root / _CARD, json.dumps(card, indent=1) + "\n")
+    write_json(root / _CARD, card, indent=1)
 
 
 def _read_card(root: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ from numpy.typing import NDArray
 from classlens.data.images import open_image
 from classlens.data.layouts import DataError, Item, open_dataset
 from classlens.errors import ImageError
+from classlens.files import draw_key, remove_drafts, replacing, write_json
 from classlens.models import Preprocess
-from classlens.render import write_text
-from classlens.training.data import Progress
+from classlens.progress import Progress
 
 _HELD_OUT = 5  # without a split of its own, every fifth picture of a data set is held out
 _READERS = 2
@@ -129,7 +128,7 @@ def _picture(item: Item, prefix: str) -> Picture:
 
 
 def _shuffled(pictures: Sequence[Picture], seed: int) -> list[Picture]:
-    return sorted(pictures, key=lambda picture: hashlib.sha256(f"{seed}:{picture.name}".encode()).digest())
+    return sorted(pictures, key=lambda picture: draw_key(seed, picture.name))
 
 
 # --------------------------------------------------------------------------------------------------------- store
@@ -144,7 +143,7 @@ def read_pictures(found: Collection, side: int, folder: Path, progress: Progress
     if about.get("key") != key or not pixels_file.is_file():
         kept, skipped = _write_pixels(found, side, pixels_file, progress)
         about = {"key": key, "kept": kept, "skipped": skipped}
-        write_text(about_file, json.dumps(about) + "\n")  # last: it says that the pixels are whole
+        write_json(about_file, about, indent=None)  # last: it says that the pixels are whole
     pixels = np.load(pixels_file, mmap_mode="r")
     everything = [*found.train, *found.val]
     classes = sorted({picture.label for picture in everything if picture.label is not None})
@@ -170,12 +169,10 @@ def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) 
         except ImageError as error:
             return str(error).replace(str(picture.path), picture.name)
 
-    for left in file.parent.glob(f".{file.name}.*.part"):  # of a run that was killed: it may be large
-        left.unlink()
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.part")
+    remove_drafts(file.parent, file.name)  # of a run that was killed: it may be large
     kept: list[int] = []
     skipped: list[str] = []
-    try:
+    with replacing(file) as draft:
         shape = (len(everything), 3, side, side)
         pixels = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
         with ThreadPoolExecutor(_READERS) as readers:
@@ -190,7 +187,4 @@ def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) 
             raise DataError(f"{found.name}: too few pictures can be read; {'; '.join(skipped[:2])}")
         pixels.flush()
         del pixels
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
     return kept, skipped

@@ -24,8 +24,8 @@ from classlens.core.capture import Picker, unwrap
 from classlens.core.targets import Scalar, Targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.explanation import Explanation, Report
-from classlens.methods.progress import ticker
 from classlens.models.loaded import LoadedModel
+from classlens.progress import listener
 from classlens.selfsup.bank import Bank, BankError, Neighbours, bank_of_folder, hashes_of, is_bank
 from classlens.selfsup.split import NO_HEAD, AtHead, Encoder, Head, Layer, split
 
@@ -152,7 +152,7 @@ def open_bank(bank: BankLike, loaded: LoadedModel | None, encoder: Encoder) -> B
     if isinstance(bank, str | os.PathLike):
         if is_bank(bank):
             return _same_head(Bank.open(bank, loaded), encoder)
-        return bank_of_folder(bank, loaded, encoder, _reported())
+        return bank_of_folder(bank, loaded, encoder, listener())
     if not len(bank):
         raise BankError("the bank is empty; give at least one other picture")
     return Bank.of_images(torch.stack([loaded.preprocess(source) for source in bank]), encoder)
@@ -162,19 +162,6 @@ def _same_head(bank: Bank, encoder: Encoder) -> Bank:
     if bank.head != encoder.head.name:
         raise BankError(f"the bank holds what the head {bank.head!r} reads, not {encoder.head.name!r}; make one of it")
     return bank
-
-
-def _reported() -> Any:
-    """Progress of a bank that is made on the way, told to whoever listens (`methods.progress.reporting`)."""
-    ticks: list[Any] = []
-
-    def report(what: str, done: int, total: int) -> None:
-        if not ticks:
-            ticks.append(ticker(total, what))
-        elif done:
-            ticks[0]()
-
-    return report
 
 
 def _check(mode: str, reading: str) -> None:

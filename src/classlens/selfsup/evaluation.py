@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from classlens.evaluate.stats import Estimate, estimate, ratio
 from classlens.evaluate.worker import framed_mask
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel, load
+from classlens.progress import Progress, silent
 from classlens.selfsup.bank import METRICS, Bank, BankError, encoder_of
 from classlens.selfsup.contrast import MODES, PREDICTED, READINGS, Contrast, explain, open_bank
 from classlens.selfsup.planted import place, plant
@@ -42,8 +43,6 @@ from classlens.selfsup.split import NO_HEAD, Encoder
 PLANTED = "planted"
 TESTS = ("perturbation", "segmentation", PLANTED)
 EXPLAINED = ("contrast", PREDICTED)
-
-Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class _Seen:
 def run(
     settings: Settings,
     out: str | os.PathLike[str],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Outcome:
     """Do what is not yet done, and write table.md and table.csv about all of it."""
@@ -187,20 +186,18 @@ def _bank_hash(bank: Bank) -> str:
 # -------------------------------------------------------------------------------------------------------- measuring
 
 
-def _measure(setup: _Setup, items: Sequence[Item], store: Store, progress: Progress | None) -> None:
+def _measure(setup: _Setup, items: Sequence[Item], store: Store, progress: Progress) -> None:
     size, columns = setup.settings.batch_size, setup.settings.columns
     done = _done(setup, store)
     total = len(items) * len(columns)
     for start in range(0, len(items), size):
         batch = items[start : start + size]
         todo = {column: {item.name for item in batch} - done.get(column, set()) for column in columns}
-        if progress is not None:
-            progress(setup.settings.test, start * len(columns), total)
+        progress(setup.settings.test, start * len(columns), total)
         if any(todo.values()):
             for rows in _batch(setup, batch, todo):
                 store.append(rows)
-    if progress is not None:
-        progress(setup.settings.test, total, total)
+    progress(setup.settings.test, total, total)
 
 
 def _done(setup: _Setup, store: Store) -> dict[str, set[str]]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from classlens.data.images import to_image
-from classlens.render.figures import RGB, _draw, _foot, _head, _legend, _panels, overlay, probability_text
+from classlens.render.colours import RGB, legend, overlay
+from classlens.render.panels import QUIET, draw, foot, head, panels
+from classlens.render.words import probability_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,28 +34,28 @@ def figure(contrast: Contrast) -> Figure:
     if contrast.without is not None:
         maps.insert(0, (_WITH["none"], contrast.without))
     rows, _, height, width = contrast.maps.shape
-    fig, axes = _panels(rows, 2 + len(maps), height / width, panel=_PANEL)
+    fig, axes = panels(rows, 2 + len(maps), height / width, panel=_PANEL)
     for row, (photo, neighbour, *rest) in enumerate(axes):
-        _draw(photo, _pixels(contrast.pictures[row]))
-        _head(photo, "image", size=_SIZE)
+        draw(photo, _pixels(contrast.pictures[row]))
+        head(photo, "image", size=_SIZE)
         _neighbour(neighbour, contrast, row)
         for panel, (words, found) in zip(rest, maps, strict=True):
-            _draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
+            draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
             name = found.label(int(found.targets[row, 0]))
-            _head(panel, f"{_ALIKE.get(name, words)}: {name}", probability_text(found.probability(row, 0)), size=_SIZE)
+            head(panel, f"{_ALIKE.get(name, words)}: {name}", probability_text(found.probability(row, 0)), size=_SIZE)
     about = (contrast.method, contrast.model, f"{contrast.metric} distance")
-    _foot(fig, about, _legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
+    foot(fig, about, legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
     return fig
 
 
 def _neighbour(panel: Axes, contrast: Contrast, row: int) -> None:
     picture = contrast.neighbour_pictures[row]
-    _head(panel, "nearest neighbour", f"{float(contrast.distances[row]):.3g}", size=_SIZE)
+    head(panel, "nearest neighbour", f"{float(contrast.distances[row]):.3g}", size=_SIZE)
     if picture is not None:
-        _draw(panel, _pixels(picture))
+        draw(panel, _pixels(picture))
         return
     panel.set_axis_off()
-    panel.text(0.5, 0.5, "its file is gone", ha="center", va="center", fontsize=8, color="#666666")
+    panel.text(0.5, 0.5, "its file is gone", ha="center", va="center", fontsize=8, color=QUIET)
 
 
 def _pixels(picture: Tensor) -> RGB:

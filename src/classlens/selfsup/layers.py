@@ -28,9 +28,10 @@ from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
 from classlens.methods import resolve
 from classlens.models import Preprocess
+from classlens.progress import Progress, silent
 from classlens.render import figure, probability_text
 from classlens.selfsup.probes import Probed
-from classlens.training.data import Progress, whole_view
+from classlens.training.data import whole_view
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def segmentation_by_stage(
     methods: Sequence[str] = ("agf",),
     limit: int | None = None,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> tuple[Scored, ...]:
     """Explain each picture through the probe of each stage, and compare the maps with its mask.
 

@@ -8,14 +8,13 @@ only here, there is a truth about what a map of the difference has to show.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.data.layouts import Mask
+from classlens.files import draw_key
 
 RADIUS = 0.2  # of the shorter side: an eighth of a square picture
 
@@ -34,4 +33,4 @@ def plant(image: Tensor, other: Tensor, random: np.random.Generator) -> tuple[Te
 
 def place(seed: int, name: str) -> np.random.Generator:
     """What decides where the disc of a picture lies: the seed and the picture's name alone."""
-    return np.random.default_rng(list(hashlib.sha256(f"{seed}:{name}".encode()).digest()))
+    return np.random.default_rng(list(draw_key(seed, name)))

@@ -13,7 +13,6 @@ how fast it was trained.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -29,11 +28,12 @@ from torch import Tensor, nn
 from classlens.data.layouts import DataError
 from classlens.errors import ModelError
 from classlens.evaluate.network import fingerprint as model_fingerprint
+from classlens.files import text_hash, write_text
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights
-from classlens.render import write_text
+from classlens.progress import Progress, silent
 from classlens.selfsup.stages import Probe, Stage, find_stages, pooled, stage_outputs
-from classlens.training.data import Data, Example, Progress, fingerprint, open_data, pieces, skipped_text, whole_view
+from classlens.training.data import Data, Example, fingerprint, open_data, pieces, skipped_text, whole_view
 from classlens.training.loop import mean_average_precision
 
 PROBES = "probes.json"
@@ -89,7 +89,7 @@ def probe_stages(
     pool: int = 1,
     seed: int = 0,
     device: str = "cpu",
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Probed:
     """Train a probe on each stage and write them into a folder; features are computed once and kept there."""
     with torch.random.fork_rng(devices=[]):
@@ -168,7 +168,7 @@ def _cached(
     parts = []
     for positions in pieces(range(len(examples)), _PART):
         chosen = [examples[position] for position in positions]
-        digest = hashlib.sha256(f"{key}\n{fingerprint(chosen)}".encode()).hexdigest()[:16]
+        digest = text_hash(f"{key}\n{fingerprint(chosen)}")
         file = folder / f"{digest}.safetensors"
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ import functools
 import io
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -28,14 +27,16 @@ import numpy as np
 import torch
 from torch import Generator
 
+from classlens.files import replacing, write_text
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
 from classlens.models.heads import Head
-from classlens.render import write_png, write_text
+from classlens.progress import Progress, silent
+from classlens.render import write_png
 from classlens.selfsup.collection import Store, find_pictures, read_pictures
 from classlens.selfsup.networks import NETWORKS, SmallNetwork, TwoParts
 from classlens.selfsup.tasks import Clusters, Contrast, Options, Rotations, SelfLabels, Task
 from classlens.selfsup.views import TURNS
-from classlens.training.data import Progress, order, pieces
+from classlens.training.data import order, pieces
 from classlens.training.loop import SCHEDULES, STATE, Machine, Recipe, TrainingError, check_identity
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Trained:
 def train_selfsup(
     choices: Choices,
     out: str | os.PathLike[str],
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Trained:
     """Train, or go on with a training that was stopped; the same choices must be given.
 
@@ -316,15 +317,8 @@ def _identity(choices: Choices, recipe: SelfSupervised, data: str, data_hash: st
 
 def _write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace the file whole: a kill leaves the old one or the new one."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with part.open("wb") as stream:
-            torch.save(dict(state), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as draft, draft.open("wb") as stream:  # a stream: a path's name would go into the file
+        torch.save(dict(state), stream)
 
 
 def _read_state(path: Path, identity: Mapping[str, Any], device: str) -> dict[str, Any]:

@@ -36,9 +36,9 @@ from classlens.data.layouts import (
 )
 from classlens.errors import ImageError
 from classlens.evaluate.network import input_size
+from classlens.files import draw_key, text_hash
 from classlens.models import Preprocess
-
-Progress = Callable[[str, int, int], None]  # what, done, of how many
+from classlens.progress import Progress, silent
 
 _HELD_OUT = 5  # without a split of its own, every fifth picture validates
 _ROOM = 321 / 224  # a random crop of 224 is cut from a picture whose short edge is 321, as in the AGF paper
@@ -77,7 +77,7 @@ class Data:
     def hash(self) -> str:
         """What was trained with, and on which labels, in 16 letters."""
         text = f"{self.labels}\n{fingerprint(self.train)}\n{fingerprint(self.val)}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return text_hash(text)
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
@@ -92,7 +92,7 @@ def fingerprint(examples: Sequence[Example]) -> str:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress | None = None) -> Data:
+def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress = silent) -> Data:
     """The data in a folder; what cannot be read is left out and told in `skipped`."""
     if layout not in LAYOUTS:
         raise DataError(f"there is no layout {layout!r}; there are {', '.join(LAYOUTS)}")
@@ -106,8 +106,7 @@ def open_data(path: str | Path, layout: str, seed: int = 0, progress: Progress |
     with ThreadPoolExecutor(2) as readers:
         for checked in readers.map(lambda e: _checked(e, found.masks), examples):
             read.append(checked)
-            if progress is not None:
-                progress("reading", len(read), len(examples))
+            progress("reading", len(read), len(examples))
     train, val = (
         tuple(e for e in part if isinstance(e, Example))
         for part in (read[: len(found.train)], read[len(found.train) :])
@@ -218,7 +217,7 @@ def _divided(name: str, examples: Sequence[Example], splits: dict[str, str] | No
     """Into training and validation as the data say, or every fifth in an order that only the seed decides."""
     labels = tuple(sorted({label for example in examples for label in example.classes}))
     if splits is None:
-        order = sorted(examples, key=lambda e: hashlib.sha256(f"{seed}:{e.name}".encode()).digest())
+        order = sorted(examples, key=lambda e: draw_key(seed, e.name))
         splits = {e.name: "train" if i % _HELD_OUT else "val" for i, e in enumerate(order)}
     odd = tuple(Skipped(e.name, "its split is empty") for e in examples if not splits[e.name])
     train, val = (tuple(e for e in examples if splits[e.name] == part) for part in ("train", "val"))

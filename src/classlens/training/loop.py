@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,8 @@ from torch import Tensor, nn
 from classlens.core.capture import pick_output
 from classlens.errors import ClasslensError
 from classlens.evaluate.segmentation import average_precision
-from classlens.training.data import Progress
+from classlens.files import replacing
+from classlens.progress import Progress
 from classlens.training.sources import Source
 
 STATE = "state.pt"
@@ -198,15 +197,8 @@ class Machine:
         """All that the next epoch needs; the file is replaced whole: a kill leaves the old one or the new one."""
         state = {"identity": dict(identity), "history": [vars(row) for row in history]}
         state |= {name: part.state_dict() for name, part in vars(self).items()}
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-        try:
-            with part.open("wb") as stream:
-                torch.save(state, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as draft, draft.open("wb") as stream:  # a stream: a path's name would go into the file
+            torch.save(state, stream)
 
     def resume(self, path: Path, identity: Mapping[str, Any]) -> list[Epoch]:
         """Put everything back as the last whole epoch left it; gives the epochs so far."""

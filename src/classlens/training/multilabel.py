@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from classlens.files import write_text
 from classlens.models import DEFAULT
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
-from classlens.render import write_png, write_text
-from classlens.training.data import Data, Example, Progress, open_data, skipped_text
+from classlens.progress import Progress, silent
+from classlens.render import write_png
+from classlens.training.data import Data, Example, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
 from classlens.training.loop import STATE, Epoch, Recipe, TrainingError, best_of, fit
 from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
@@ -61,7 +63,7 @@ def train_multilabel(
     choices: Choices,
     out: str | os.PathLike[str],
     recipe: Recipe | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Trained:
     """Train, or go on with a training that was stopped; the same choices must be given.
 

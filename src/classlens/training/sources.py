@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from classlens.files import text_hash
 from classlens.models import Preprocess
 from classlens.models.cards import write_weights
 from classlens.models.heads import Head
@@ -122,7 +123,7 @@ def cached_features(
     found: list[Batch] = []
     for number, positions in enumerate(pieces(range(len(examples)), _PART)):
         chosen = [examples[position] for position in positions]
-        digest = hashlib.sha256(f"{key}\n{mirrored}\n{fingerprint(chosen)}".encode()).hexdigest()[:16]
+        digest = text_hash(f"{key}\n{mirrored}\n{fingerprint(chosen)}")
         file = folder / f"{number:05d}-{digest}.safetensors"
         if not file.is_file():
             features, targets = _compute(backbone, data, chosen, mirrored, device)

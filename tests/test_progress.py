@@ -3,7 +3,7 @@ import threading
 import pytest
 
 import classlens
-from classlens.methods.progress import reporting, ticker, track
+from classlens.progress import reporting, ticker, track
 from networks import build, pictures
 
 

@@ -1,0 +1,103 @@
+"""The command `classlens compare`: reads options, calls the library, prints."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from classlens.cli.bar import Bar
+from classlens.cli.options import AsJson, Classes, Device, ModelName, Weights, load_model, targets_of
+from classlens.errors import ClasslensError
+
+if TYPE_CHECKING:
+    from classlens.comparison import Comparison
+    from classlens.progress import Progress
+
+
+def compare(
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture file.", show_default=False)],
+    methods: Annotated[
+        str, typer.Option(help="Names with commas, or `all`; `classlens methods` lists them.")
+    ] = "agf,agf-release,gradcam,fullgrad,lrp,clrp,integrated-gradients",
+    classes: Classes = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 2]")
+    ] = None,
+    model: ModelName = "efficientnet-lite0",
+    weights: Weights = "default",
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option(metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
+    json: AsJson = False,
+) -> None:
+    """Put several methods side by side: rows are classes, columns methods.
+
+        classlens compare photo.jpg --class tabby --class espresso
+
+        classlens compare photo.jpg --class tabby --class espresso --methods all
+
+    The table says how alike each method's maps of the classes are (their correlation): near 1, it shows the same
+    whatever is asked.
+    """
+    from classlens import render
+    from classlens.comparison import Comparison, comparing
+    from classlens.methods import method_names
+    from classlens.progress import reporting
+
+    names = method_names(methods)
+    targets = targets_of(classes, top, default=2)
+    loaded = load_model(model, weights, device)
+    found = Comparison({}, {})
+    steps = comparing(loaded, image, targets, names)
+    with Bar() as bar:
+        for number, name in enumerate(names):
+            bar(name, number, len(names))
+            with reporting(_within(bar, number, len(names))):
+                _, outcome = next(steps)
+            if isinstance(outcome, ClasslensError):
+                found.failures[name] = str(outcome)
+            else:
+                found.explanations[name] = outcome
+    render.write_png(out, found.figure())
+    if json:
+        typer.echo(jsonlib.dumps(_comparison_document(found, image, out), indent=2))
+    else:
+        _show_comparison(found, out)
+
+
+def _within(bar: Progress, number: int, total: int) -> Progress:
+    """The steps of a long method, shown beside its name: `rise 12/63`."""
+    return lambda label, done, steps: bar(f"{label} {done}/{steps}", number, total)
+
+
+def _comparison_document(found: Comparison, image: Path, out: Path) -> dict[str, Any]:
+    from classlens import render
+
+    methods = {
+        name: {"seconds": e.report.seconds, "likeness": found.likeness(name), "classes": render.describe(e)}
+        for name, e in found.explanations.items()
+    }
+    return {"path": str(image), "methods": methods, "failed": found.failures, "files": [str(out)]}
+
+
+def _show_comparison(found: Comparison, out: Path) -> None:
+    from classlens import render
+    from classlens.comparison import ALIKE
+
+    table = Table("method", "s", "classes alike", "class", "evidence for it", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for name, e in found.explanations.items():
+        alike = found.likeness(name)
+        verdict = "" if alike is None else f"{alike:.2f}" + (" (not told apart)" if alike > ALIKE else "")
+        for k, about in enumerate(render.describe(e)):
+            lead = (escape(name), f"{e.report.seconds:.1f}", verdict) if k == 0 else ("", "", "")
+            table.add_row(*lead, escape(about["name"]), about["where"])
+    for name, reason in found.failures.items():
+        table.add_row(escape(name), "–", "", "", f"[dim]{escape(reason)}[/]")
+    Console().print(table)
+    typer.echo(f"-> {out}")

@@ -1,0 +1,173 @@
+"""The command `classlens explain`: reads options, calls the library, prints."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from classlens.cli.bar import Bar
+from classlens.cli.options import AsJson, Classes, Device, ModelName, Weights, complain, load_model, targets_of
+from classlens.errors import ImageError, ModelError, TargetError
+
+if TYPE_CHECKING:
+    from classlens.explanation import Explanation
+
+
+def explain(
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.", show_default=False)
+    ],
+    model: ModelName = "efficientnet-lite0",
+    weights: Weights = "default",
+    classes: Classes = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
+    ] = None,
+    multilabel: Annotated[
+        bool, typer.Option("--multilabel", help="Explain every class that a multi-label network finds.")
+    ] = False,
+    threshold: Annotated[
+        float, typer.Option(min=0.001, max=0.999, help="With --multilabel: the probability from which a class counts.")
+    ] = 0.5,
+    method: Annotated[
+        str, typer.Option(help="How; `classlens methods` lists them. Options go in brackets: `agf-release(without=A)`.")
+    ] = "agf",
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
+    trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read pictures while the network computes.")] = 2,
+    json: AsJson = False,
+) -> None:
+    """Show where a network finds each class: overlays, a figure, the raw maps and a report.
+
+    Why did it say that, and where is the evidence for another class?
+
+        classlens explain photo.jpg
+
+        classlens explain photo.jpg --class tabby --class espresso
+
+        classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
+
+        classlens explain photo.jpg --model runs/voc --multilabel
+
+    Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
+    segmentation.png, where each class has most evidence.
+    """
+    import classlens
+    from classlens.data.images import ahead
+
+    images = _pictures(images)
+    if multilabel and (classes or top):
+        raise typer.BadParameter("--multilabel finds the classes by itself; give it without --class and --top")
+    targets = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
+    loaded = load_model(model, weights, device)
+    if multilabel and not loaded.multilabel:
+        raise ModelError(
+            f"{model} is no multi-label network; train one with `classlens train multilabel`, or use --top"
+        )
+    jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
+    done: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    begun = time.monotonic()
+    with Bar() as bar:
+        for number, (image, folder, read) in enumerate(jobs):
+            bar(image.name, number, len(images))
+            try:
+                explanation = classlens.explain(loaded, read()[None], targets, method, trace=trace)
+                written = _save(explanation, folder, trace, multilabel)
+            except (ImageError, TargetError) as error:
+                if isinstance(error, TargetError) and not multilabel:
+                    raise  # it would be said again of every image
+                with bar.aside():
+                    complain(str(error))
+                failed.append({"path": str(image), "error": str(error)})
+                continue
+            done.append(_document(explanation, image, written))
+            if not json:
+                with bar.aside():
+                    _show(explanation, image, folder, multilabel)
+    speed = len(done) / (time.monotonic() - begun)
+    if json:
+        about = {"classlens": version("classlens"), "model": model, "method": method, "images_per_second": speed}
+        typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+    elif len(done) > 1:
+        typer.echo(f"{len(done)} images, {speed:.2f} images/s, pictures and files included")
+    if failed:
+        raise typer.Exit(2)
+
+
+def _pictures(paths: Sequence[Path]) -> list[Path]:
+    """The files, and those in folders by name."""
+    from classlens.data.layouts import pictures_in
+
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(pictures_in(path)) if path.is_dir() else [path]
+        if not inside:
+            raise ImageError(f"there is no picture in {path}")
+        found += inside
+    return found
+
+
+def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
+    """A folder for each image, named after it; a/cat.jpg and b/cat.jpg become cat and cat-2.
+
+    >>> folders_for([Path("a/cat.jpg"), Path("b/cat.jpg")], Path("out"))
+    [PosixPath('out/cat'), PosixPath('out/cat-2')]
+    """
+    names: list[str] = []
+    for image in images:
+        stem = image.stem or "image"
+        free = (name for name in (stem, *(f"{stem}-{i}" for i in range(2, len(images) + 2))) if name not in names)
+        names.append(next(free))
+    return [out / name for name in names]
+
+
+def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool) -> list[Path]:
+    from classlens import render
+
+    written = explanation.save(folder)
+    if trace:
+        for k, index in enumerate(explanation.targets[0].tolist()):
+            picture = render.decomposition(explanation, k=k)
+            written.append(render.write_png(folder / f"decomposition-{index}.png", picture))
+    if multilabel:
+        written.append(_save_segmentation(explanation, folder))
+    return written
+
+
+def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
+    from classlens import render
+    from classlens.evaluate.segmentation import label_map
+
+    labels = label_map(explanation.maps[0].float().cpu().numpy(), explanation.signed)
+    return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))
+
+
+def _document(explanation: Explanation, image: Path, written: Sequence[Path]) -> dict[str, Any]:
+    from classlens import render
+
+    return {
+        "path": str(image),
+        "classes": render.describe(explanation),
+        "report": explanation.report.to_json(),
+        "files": [str(path) for path in written],
+    }
+
+
+def _show(explanation: Explanation, image: Path, folder: Path, multilabel: bool) -> None:
+    from classlens import render
+
+    typer.echo(f"{image}  ({explanation.model}, {explanation.method}, {explanation.report.seconds:.1f} s)")
+    typer.echo(render.summary(explanation))
+    for note in explanation.report.notes:
+        typer.echo(f"  note: {note}")
+    typer.echo(f"  -> {folder / 'figure.png'}")
+    if multilabel:
+        typer.echo(f"  -> {folder / 'segmentation.png'}")

@@ -1,0 +1,72 @@
+"""The grid of panels that every figure is made of: headings above, what was run and the colours' meaning below.
+
+>>> fig, ((photo, evidence),) = panels(rows=1, columns=2, aspect=1.0)
+>>> draw(photo, pixels_of(picture))
+>>> head(photo, "picture")
+>>> foot(fig, ("agf", "resnet50"), legend(signed=True), ("against", "for"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from classlens.render.colours import RGB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+QUIET = "#666666"  # of words that are not the heading
+_DPI = 150
+_MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
+_PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
+_MAX_NAME = 27  # characters that fit above a panel beside the probability
+
+
+def panels(
+    rows: int, columns: int, aspect: float, panel: float = _PANEL, left: float = _MARGIN
+) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure with a grid of panels, each `panel` inches wide, and room for headings and a foot."""
+    step = panel * aspect + _HEADING
+    width = left + columns * (panel + _GAP) - _GAP + _MARGIN
+    height = rows * step + _MARGIN / 2 + _FOOT
+    fig = Figure(figsize=(width, height), dpi=min(_DPI, _MAX_PIXELS / max(width, height)), facecolor="white")
+
+    def place(row: int, column: int) -> Axes:
+        x, y = left + column * (panel + _GAP), _FOOT + (rows - 1 - row) * step
+        return fig.add_axes((x / width, y / height, panel / width, panel * aspect / height))
+
+    return fig, [[place(row, column) for column in range(columns)] for row in range(rows)]
+
+
+def draw(axes: Axes, pixels: RGB, interpolation: str = "bicubic") -> None:
+    """Fill a panel with a picture, without axes."""
+    axes.imshow(pixels, interpolation=interpolation, aspect="auto")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def head(axes: Axes, left: str, right: str = "", size: float = 10.5) -> None:
+    """A name above a panel, bold on the left, and a remark on the right: `head(panel, "tabby", "14.2 %")`."""
+    name = left if len(left) <= _MAX_NAME else left[: _MAX_NAME - 1].rstrip() + "…"
+    # A class may be called "$100 bill": names are no formulas.
+    axes.set_title(name, loc="left", fontsize=size, fontweight="bold", pad=5, parse_math=False)
+    axes.set_title(right, loc="right", fontsize=size - 1, color=QUIET, pad=5)
+
+
+def foot(fig: Figure, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:
+    """What was run, and a small bar that says what the colours mean."""
+    width, height = fig.get_size_inches()
+    length, thickness, middle = 1.5, 0.13, 0.235  # inches
+    x = width - _MARGIN - 0.3 - length
+    axes = fig.add_axes((x / width, (middle - thickness / 2) / height, length / width, thickness / height))
+    axes.imshow(bar, aspect="auto")
+    axes.set_axis_off()
+    for text, edge, side in ((ends[0], x - 0.07, "right"), (ends[1], x + length + 0.07, "left")):
+        fig.text(edge / width, middle / height, text, ha=side, va="center_baseline", fontsize=9, color=QUIET)
+    words = "  ·  ".join(word for word in about if word)
+    start = fig.axes[0].get_position().x0
+    fig.text(start, middle / height, words, va="center_baseline", fontsize=9, color=QUIET, parse_math=False)

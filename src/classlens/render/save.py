@@ -1,0 +1,101 @@
+"""Pictures and results as files.
+
+>>> save(explanation, "out")
+[PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from classlens.files import write_bytes, write_json
+from classlens.render.colours import RGB, overlay
+from classlens.render.figures import figure
+from classlens.render.words import describe
+
+if TYPE_CHECKING:
+    from classlens.explanation import Explanation
+
+_NOTEBOOK_DPI, _NOTEBOOK_WIDTH = 84, 1000  # of a figure on the screen, where drawn dots are finer; and the most
+
+
+def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]:
+    """Overlays and a figure (PNG), the raw maps (npz) and, last, report.json into a folder; gives the paths.
+
+    >>> save(explanation, "out")
+    [PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
+
+    Every file is written whole or not at all: once report.json is there, all of them are.
+    """
+    target = Path(folder)
+    paths = []
+    for row, k in np.ndindex(*explanation.targets.shape):
+        index = int(explanation.targets[row, k])
+        path = target / f"{row}-{index}-{_slug(explanation.label(index))}.png"
+        pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
+        paths.append(write_png(path, pixels))
+    paths.append(write_png(target / "figure.png", figure(explanation)))
+    paths.append(write_bytes(target / "maps.npz", _arrays(explanation)))
+    paths.append(write_json(target / "report.json", _report(explanation)))
+    return paths
+
+
+def write_png(path: Path, picture: RGB | Figure) -> Path:
+    """A picture or a figure as a PNG file, whole or not at all; the same picture gives the same bytes.
+
+    >>> write_png(Path("out/figure.png"), figure(explanation))
+    """
+    return write_bytes(path, png(picture))
+
+
+def png(picture: RGB | Figure) -> bytes:
+    """What `write_png` writes."""
+    buffer = io.BytesIO()
+    if isinstance(picture, Figure):
+        picture.savefig(buffer, format="png", metadata={"Software": None})
+    else:
+        Image.fromarray(picture).save(buffer, format="png")
+    return buffer.getvalue()
+
+
+def notebook_png(fig: Figure) -> tuple[bytes, dict[str, int]]:
+    """A figure as notebooks take it: a PNG of many dots, and how wide to show it."""
+    return png(fig), {"width": min(round(_NOTEBOOK_DPI * fig.get_size_inches()[0]), _NOTEBOOK_WIDTH)}
+
+
+def _slug(label: str) -> str:
+    """A class's name as a part of a file name: "Egyptian cat" -> "egyptian-cat"."""
+    return re.sub(r"\W+", "-", label.lower()).strip("-")[:60] or "class"
+
+
+def _arrays(explanation: Explanation) -> bytes:
+    names = [[explanation.label(index) for index in row] for row in explanation.targets.tolist()]
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        maps=explanation.maps.float().cpu().numpy(),
+        targets=explanation.targets.cpu().numpy(),
+        logits=explanation.logits.detach().float().cpu().numpy(),
+        names=np.array(names),
+    )
+    return buffer.getvalue()
+
+
+def _report(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "versions": {"classlens": version("classlens"), "torch": torch.__version__},
+        "model": explanation.model,
+        "method": explanation.method,
+        "images": [{"classes": describe(explanation, row)} for row in range(len(explanation.targets))],
+        "report": explanation.report.to_json(),
+    }

@@ -1,0 +1,125 @@
+"""Evidence maps in words: where the evidence lies, and what there is to say about each class.
+
+>>> where(explanation.maps[0, 0])
+'top half 92 %, strongest in top-left (41 %); 8 % of all evidence is against'
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from classlens.render.colours import Evidence, checked
+
+if TYPE_CHECKING:
+    from classlens.explanation import Explanation
+
+_ROWS, _COLUMNS = ("top", "centre", "bottom"), ("left", "centre", "right")
+_CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] for row in _ROWS]
+
+
+def where(evidence: Evidence, signed: bool = True) -> str:
+    """Where the evidence for the class lies, in a few words.
+
+    >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
+    'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
+    """
+    cells, against = shares(evidence)
+    if not cells:
+        return "no evidence for the class" + ("; all of it is against" if against else "")
+    cell = max(cells, key=cells.__getitem__)
+    text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({percent(cells[cell])})"
+    half, part = _strongest_half(evidence)
+    if part >= 0.65:
+        text = f"{half} half {percent(part)}, {text}"
+    elif cells[cell] < 0.2:
+        text = f"spread out, {text}"
+    return f"{text}; {percent(against)} of all evidence is against" if signed else text
+
+
+def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
+    """How the evidence for the class is spread over a 3x3 grid, and how much of all evidence is against it.
+
+    >>> shares(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))[1]
+    0.25
+
+    Without any evidence for the class the grid is empty.
+    """
+    values = checked(evidence)
+    positive = np.maximum(values, 0)
+    total, size = positive.sum(), np.abs(values).sum()
+    against = float(1 - total / size) if size else 0.0
+    if not total:
+        return {}, against
+    rows, columns = (np.arange(n) * 3 // n for n in values.shape)
+    grid = np.zeros((3, 3))
+    np.add.at(grid, (rows[:, None], columns[None, :]), positive / total)
+    return {_CELLS[i][j]: float(grid[i, j]) for i in range(3) for j in range(3)}, against
+
+
+def _strongest_half(evidence: Evidence) -> tuple[str, float]:
+    """The half of the picture that holds most of the positive evidence, and how much of it."""
+    positive = np.maximum(checked(evidence), 0)
+    height, width = positive.shape
+    # Weights 1 ... 1 0 ... 0; the middle line of an odd number belongs to both halves by 0.5.
+    upper = np.clip(height / 2 - np.arange(height), 0, 1) @ positive.sum(1) / positive.sum()
+    left = np.clip(width / 2 - np.arange(width), 0, 1) @ positive.sum(0) / positive.sum()
+    halves = {"top": upper, "bottom": 1 - upper, "left": left, "right": 1 - left}
+    name = max(halves, key=halves.__getitem__)
+    return name, float(halves[name])
+
+
+def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
+    """What there is to say about each explained class of an image, ready for JSON.
+
+    >>> [(c["name"], c["where"]) for c in describe(explanation)]
+    [('Egyptian cat', 'top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against')]
+    """
+    return [_describe_class(explanation, row, k) for k in range(explanation.targets.shape[1])]
+
+
+def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any]:
+    evidence, probability = explanation.maps[row, k], explanation.probability(row, k)
+    cells, against = shares(evidence)
+    return {
+        "name": target_name(explanation, row, k),
+        "index": int(explanation.targets[row, k]),
+        "probability": None if math.isnan(probability) else probability,
+        "where": where(evidence, explanation.signed),
+        "cells": cells,
+        "against": against,
+    }
+
+
+def summary(explanation: Explanation, row: int = 0) -> str:
+    """The same for people: a line for each class.
+
+    >>> print(summary(explanation))
+      Egyptian cat (285)  14.9 %  top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against
+    """
+    classes = describe(explanation, row)
+    names = [f"{c['name']} ({c['index']})" for c in classes]
+    width = max(map(len, names))
+    return "\n".join(
+        f"  {name:{width}}  {probability_text(c['probability']):>6}  {c['where']}"
+        for name, c in zip(names, classes, strict=True)
+    )
+
+
+def target_name(explanation: Explanation, row: int, k: int) -> str:
+    """The name of the k-th class that is explained on an image."""
+    return explanation.label(int(explanation.targets[row, k]))
+
+
+def probability_text(probability: float | None) -> str:
+    """14.2 %, and for very unlikely classes <0.1 %; nothing for what is no class and so has none (None or NaN)."""
+    if probability is None or math.isnan(probability):
+        return ""
+    return "<0.1 %" if probability < 0.0005 else f"{100 * probability:.1f} %"
+
+
+def percent(share: float) -> str:
+    """71 %; what is not nothing is never written as 0."""
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
