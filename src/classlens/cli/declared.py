@@ -14,25 +14,46 @@ from typing import Any
 def declared() -> list[dict[str, Any]]:
     """The keywords of each `@method(...)` in classlens/methods, with its name."""
     folder = Path(__file__).parents[1] / "methods"
-    return [entry for file in sorted(folder.rglob("*.py")) for entry in _of_module(ast.parse(file.read_text("utf-8")))]
+    modules = {file: ast.parse(file.read_text("utf-8")) for file in sorted(folder.rglob("*.py"))}
+    return [
+        _keywords(call, _constants(module) | _imported(module, modules))
+        for module in modules.values()
+        for call in _method_calls(module)
+    ]
 
 
-def _of_module(module: ast.Module) -> list[dict[str, Any]]:
-    constants = {
+def _constants(module: ast.Module) -> dict[str, Any]:
+    return {
         target.id: statement.value.value
         for statement in module.body
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
         for target in statement.targets
         if isinstance(target, ast.Name)
     }
-    calls = [
+
+
+def _imported(module: ast.Module, modules: dict[Path, ast.Module]) -> dict[str, Any]:
+    """Constants that a module takes from another one of this package."""
+    root = Path(__file__).parents[1]
+    by_name = {".".join(("classlens", *file.relative_to(root).parts))[:-3]: m for file, m in modules.items()}
+    return {
+        name.asname or name.name: found[name.name]
+        for statement in module.body
+        if isinstance(statement, ast.ImportFrom) and statement.module in by_name
+        for found in [_constants(by_name[statement.module])]
+        for name in statement.names
+        if name.name in found
+    }
+
+
+def _method_calls(module: ast.Module) -> list[ast.Call]:
+    return [
         call
         for function in module.body
         if isinstance(function, ast.FunctionDef)
         for call in function.decorator_list
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "method"
     ]
-    return [_keywords(call, constants) for call in calls]
 
 
 def _keywords(call: ast.Call, constants: dict[str, Any]) -> dict[str, Any]:
