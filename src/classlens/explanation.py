@@ -140,7 +140,7 @@ def explain(
         maps=result.maps.detach(),
         targets=case.targets,
         logits=case.tape.logits,
-        pictures=_pictures(case.images, loaded),
+        pictures=pictures_of(case.images, loaded),
         labels=None if loaded is None else loaded.labels,
         method=method,
         signed=resolve(method)[0].signed,
@@ -160,7 +160,7 @@ def run(
     chosen, written = resolve(method)
     options = written | options
     check_options(chosen, options)
-    network, batch, loaded = _prepare(model, images)
+    network, batch, loaded = prepare(model, images)
     # A caller's inference mode would forbid what the methods do.
     with onednn_errors(), torch.inference_mode(False):
         tape = (record if chosen.layers else record_logits)(network, batch, output)
@@ -192,7 +192,8 @@ def operations(model: LoadedModel) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
+def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
+    """The network, the images as it takes them, on its device, and the loaded model if that is what was given."""
     loaded = model if isinstance(model, LoadedModel) else None
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
@@ -238,7 +239,7 @@ def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
     return labels
 
 
-def _pictures(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
+def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
     """What to draw under the maps; without knowing the preprocessing, the input stretched to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from classlens.app.actions import Studio
+from classlens.app.studio import Studio
 from classlens.models import LoadedModel, Preprocess
 
 LABELS = ("cat", "dog", "<b>bold</b>", "cup", "crane")

@@ -10,7 +10,9 @@ import classlens
 from app import small
 from classlens import render
 from classlens.app import actions
-from classlens.app.actions import Blank, Panel, Studio, Wish
+from classlens.app import studio as studios
+from classlens.app.actions import Blank, Panel, Wish
+from classlens.app.studio import Studio
 from classlens.data.images import to_tensor
 from classlens.errors import ImageError, MethodError, TargetError
 from classlens.models import LoadedModel, Preprocess
@@ -66,7 +68,7 @@ def test_a_small_or_uncropped_picture_is_shown_as_the_network_sees_it():
         (b"", "this file is empty"),
         (b"not a picture", "this file is not a picture"),
         (small.file(kind="JPEG")[:500], "this file is corrupt"),
-        (b"0" * (actions.MAX_UPLOAD + 1), "larger than 20 MB"),
+        (b"0" * (studios.MAX_UPLOAD + 1), "larger than 20 MB"),
     ],
 )
 def test_a_broken_or_large_file_is_refused_in_one_line(studio, content, words):
@@ -84,17 +86,17 @@ def test_a_picture_of_too_many_pixels_is_refused(studio):
 @pytest.mark.parametrize("text", [None, 5, "", "no base64!", "abc", {"path": "/etc/passwd"}])
 def test_what_is_no_base64_is_refused(text):
     with pytest.raises(ImageError):
-        actions.decode(text)
+        studios.decode(text)
 
 
 def test_samples_are_pictures_and_only_these_can_be_picked(studio):
-    samples = actions.samples()
+    samples = studios.samples()
     for i, content in enumerate(samples.values()):
-        assert actions.pick_sample(samples, i) == content
+        assert studios.pick_sample(samples, i) == content
         studio.open(content)
     for wrong in (-1, len(samples), "0", None):
         with pytest.raises(ImageError):
-            actions.pick_sample(samples, wrong)
+            studios.pick_sample(samples, wrong)
 
 
 # ------------------------------------------------------------------------------------------------------- classes
@@ -143,7 +145,7 @@ def test_an_explanation_is_the_library_s_and_is_kept(studio):
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first(studio, monkeypatch):
     picture = studio.open(small.file())
     first = studio.explain(picture, "small", 0)
-    monkeypatch.setattr(actions, "_KEPT", 3 * (first.maps.nbytes + first.pictures.nbytes))
+    monkeypatch.setattr(studios, "_KEPT", 3 * (first.maps.nbytes + first.pictures.nbytes))
     second = studio.explain(picture, "small", 1)
     for index in (2, 3):
         studio.explain(picture, "small", index)
@@ -164,7 +166,7 @@ def test_the_likeliest_classes_are_computed_ahead(studio, monkeypatch):
     picture = studio.open(small.file())
     studio.prefetch(picture, "small", 4)
     studio._ahead.submit(int).result(30)  # there is one worker: when it comes to this, the rest is done
-    monkeypatch.setattr(actions, "explain", pytest.fail)  # from here on, nothing is computed
+    monkeypatch.setattr(studios, "explain", pytest.fail)  # from here on, nothing is computed
     for index, _ in studio.likeliest(picture, "small", 4):
         assert studio.explain(picture, "small", index).maps.shape == (1, 1, 32, 32)
 

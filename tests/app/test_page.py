@@ -12,9 +12,9 @@ from PIL import Image
 
 from app import small
 from classlens.app import page as wiring
-from classlens.app.actions import OutOfDate, samples
 from classlens.app.layout import Parts
 from classlens.app.page import Handlers, Turn
+from classlens.app.studio import OutOfDate, samples
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from app import small
-from classlens.app.actions import MAX_UPLOAD
 from classlens.app.server import ServerError, application
 from classlens.app.server import serve as run
+from classlens.app.studio import MAX_UPLOAD
 from classlens.cli import main
 
 

@@ -18,6 +18,7 @@ from classlens.errors import ImageError
 from classlens.models import Preprocess
 from classlens.selfsup import Bank, BankError, bank, build_bank, explain
 from classlens.selfsup.bank import compare, encoder_of, hashes_of
+from classlens.selfsup.bank_files import ROW
 from classlens.selfsup.split import Encoder, split
 
 NO_HASH = np.zeros((1, 16), np.uint8)
@@ -25,7 +26,7 @@ NO_HASH = np.zeros((1, 16), np.uint8)
 
 def random_bank(count: int, dimensions: int = 6, folder: Path | None = None) -> Bank:
     latents = np.random.default_rng(0).normal(size=(count, dimensions)).astype(np.float32)
-    rows = np.zeros(count, bank._ROW)
+    rows = np.zeros(count, ROW)
     rows["state"] = 1
     rows["hash"] = np.random.default_rng(1).integers(0, 256, (count, 16))
     return Bank(

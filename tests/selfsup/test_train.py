@@ -20,7 +20,8 @@ from classlens.cli.selfsup_train import Network, Recipe, train
 from classlens.errors import ClasslensError
 from classlens.selfsup.collection import find_pictures, read_pictures
 from classlens.selfsup.networks import NETWORKS
-from classlens.selfsup.train import RECIPES, Choices, train_selfsup
+from classlens.selfsup.recipes import RECIPES, Choices
+from classlens.selfsup.train import train_selfsup
 from selfsup import tiny  # noqa: F401  makes a network known that trains in a second
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -104,7 +105,8 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(pictures, tmp_path, re
 _KILLED = """
 import os, signal, sys
 from selfsup import tiny
-from classlens.selfsup.train import Choices, train_selfsup
+from classlens.selfsup.recipes import Choices
+from classlens.selfsup.train import train_selfsup
 def kill(what, done, total):
     if "clusters, epoch 2" in what and done == 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,8 @@ from importlib.resources import files
 import gradio as gr
 
 from classlens.app import markup
-from classlens.app.actions import DEFAULT_METHOD, MAX_UPLOAD, VIEWS, Studio
+from classlens.app.actions import VIEWS
+from classlens.app.studio import DEFAULT_METHOD, MAX_UPLOAD, Studio
 from classlens.methods import METHODS
 
 _FIRST_METHODS = ["agf", "gradcam", "fullgrad", "lrp", "clrp", "rap"]

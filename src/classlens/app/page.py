@@ -15,8 +15,9 @@ from typing import Any, Concatenate, ParamSpec
 import gradio as gr
 
 from classlens.app import actions, markup
-from classlens.app.actions import Blank, OutOfDate, Panel, Picture, Studio, Wish
+from classlens.app.actions import Blank, Panel, Wish
 from classlens.app.layout import OPACITY_JS, SAVE_JS, Parts
+from classlens.app.studio import OutOfDate, Picture, Studio, decode, pick_sample, samples, too_large
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
 
@@ -30,11 +31,11 @@ P = ParamSpec("P")
 
 def build(studio: Studio) -> gr.Blocks:
     """The page of these networks."""
-    samples = actions.samples()
+    pictures = samples()
     page = gr.Blocks(analytics_enabled=False, title="classlens", fill_width=True)
     with page:
-        parts = Parts(studio, samples, Turn())
-        _wire(page, parts, Handlers(studio, parts, samples))
+        parts = Parts(studio, pictures, Turn())
+        _wire(page, parts, Handlers(studio, parts, pictures))
     page.queue(max_size=64, api_open=False)
     return page
 
@@ -116,19 +117,19 @@ class Handlers:
     @_politely
     def open_first(self, model: str) -> Updates:
         """The page opens with a sample, so that there is something to click."""
-        return self._show(self.studio.open(actions.pick_sample(self.samples, 0)), model)
+        return self._show(self.studio.open(pick_sample(self.samples, 0)), model)
 
     @_politely
     def try_sample(self, model: str, event: gr.EventData) -> Updates:
         """A sample was clicked."""
-        return self._show(self.studio.open(actions.pick_sample(self.samples, event._data.get("index"))), model)
+        return self._show(self.studio.open(pick_sample(self.samples, event._data.get("index"))), model)
 
     @_politely
     def receive(self, model: str, event: gr.EventData) -> Updates:
         """A picture file came in."""
         if event._data.get("large"):  # the browser did not even send it
-            raise actions.too_large()
-        return self._show(self.studio.open(actions.decode(event._data.get("content"))), model)
+            raise too_large()
+        return self._show(self.studio.open(decode(event._data.get("content"))), model)
 
     @_politely
     def change_model(self, picture: Picture | None, model: str) -> Updates:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from classlens.app.actions import Studio
+    from classlens.app.studio import Studio
 
 # What the page's own script asks for. No file=, upload, proxy=, stream, component_server, deep_link, ...
 _OPEN = {
@@ -67,7 +67,7 @@ def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
             import uvicorn
         except ImportError:
             raise ServerError("the page needs gradio: pip install 'classlens[web]'") from None
-        from classlens.app.actions import Studio, samples
+        from classlens.app.studio import Studio, samples
         from classlens.models import load
 
         studio = Studio({name: load(name, device=device) for name in dict.fromkeys(names)})
@@ -158,7 +158,7 @@ def _is_value(value: Any) -> bool:
 
 async def _body(receive: Receive) -> bytes | None:
     """All of a request's body, or None if it is larger than a picture may be."""
-    from classlens.app.actions import MAX_UPLOAD
+    from classlens.app.studio import MAX_UPLOAD
 
     parts, size = [], 0
     while True:

@@ -85,7 +85,8 @@ def train(
     """
     set_threads(threads)
     from classlens.models.loading import pick_device
-    from classlens.selfsup.train import Choices, train_selfsup
+    from classlens.selfsup.recipes import Choices
+    from classlens.selfsup.train import train_selfsup
 
     choices = Choices(
         recipe=recipe.value,

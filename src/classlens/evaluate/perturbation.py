@@ -15,10 +15,10 @@ from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from classlens.methods.inputs import filtered
 from classlens.models.preprocess import Preprocess
 
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -66,16 +66,11 @@ def replacement(images: Tensor, kind: str, preprocess: Preprocess) -> Tensor:
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """A Gaussian blur with mirrored borders."""
-    for axis in (2, 3):
-        reach = min(int(3 * sigma) + 1, images.shape[axis] - 1)
-        x = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-        kernel = torch.exp(-0.5 * (x / sigma) ** 2)
-        kernel = (kernel / kernel.sum()).view((1, 1, -1, 1) if axis == 2 else (1, 1, 1, -1))
-        padding = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
-        padded = F.pad(images, padding, mode="reflect")
-        images = F.conv2d(padded, kernel.expand(images.shape[1], *kernel.shape[1:]), groups=images.shape[1])
-    return images
+    """A Gaussian blur with mirrored borders. Stored rows depend on the rounding of its kernel: it stays as it is."""
+    reach = min(int(3 * sigma) + 1, *(side - 1 for side in images.shape[2:]))
+    x = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
+    kernel = torch.exp(-0.5 * (x / sigma) ** 2)
+    return filtered(images, kernel / kernel.sum(), "reflect")
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,15 @@ def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
         return pictures
     radius = math.ceil(3 * sigma)
     places = torch.arange(-radius, radius + 1, dtype=torch.float64)
-    kernel = torch.softmax(-(places**2) / (2 * sigma**2), 0).to(pictures)
-    flat = F.pad(pictures.reshape(-1, 1, *pictures.shape[2:]), (radius,) * 4, mode="replicate")
+    return filtered(pictures, torch.softmax(-(places**2) / (2 * sigma**2), 0).to(pictures), "replicate")
+
+
+def filtered(pictures: Tensor, kernel: Tensor, border: str) -> Tensor:
+    """(B,C,H,W) filtered by an odd `kernel` down and across; `border` is a mode of `torch.nn.functional.pad`.
+
+    >>> filtered(pictures, torch.tensor([0.25, 0.5, 0.25]), "reflect")
+    """
+    flat = F.pad(pictures.reshape(-1, 1, *pictures.shape[2:]), (len(kernel) // 2,) * 4, mode=border)
     flat = F.conv2d(F.conv2d(flat, kernel[None, None, :, None]), kernel[None, None, None, :])
     return flat.reshape(pictures.shape)
 

@@ -47,7 +47,7 @@ def read_file(path: str | os.PathLike[str]) -> Any:
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Fill a network from a file; its own precision stays (half-precision files become float32)."""
-    _fill(model, _without_prefix(read_weights(path), model), path)
+    fill(model, _without_prefix(read_weights(path), model), path)
 
 
 def build_with_weights(build: Callable[..., nn.Module], path: str | os.PathLike[str]) -> tuple[nn.Module, int | None]:
@@ -61,7 +61,7 @@ def build_with_weights(build: Callable[..., nn.Module], path: str | os.PathLike[
     classes = _other_head_size(model, state)
     if classes is not None:
         model = build(num_classes=classes)
-    _fill(model, state, path)
+    fill(model, state, path)
     return model, classes
 
 
@@ -108,7 +108,8 @@ def _other_head_size(model: nn.Module, state: Mapping[str, Tensor]) -> int | Non
     return theirs[0] if theirs else None
 
 
-def _fill(model: nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+def fill(model: nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Load a state dict into a network that it fits exactly; an error names the file and what does not fit."""
     name = f"{os.fspath(path)} does not fit the network"
     wrong = [
         f"{key} is {tuple(theirs)} for {tuple(ours)}" for key, (theirs, ours) in _other_shapes(model, state).items()

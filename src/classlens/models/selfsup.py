@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from classlens.errors import ModelError
 from classlens.models._text import nearest
 from classlens.models._torchvision import import_torchvision
-from classlens.models.checkpoint import _fill, read_file, unwrap
+from classlens.models.checkpoint import fill, read_file, unwrap
 
 State = dict[str, Tensor]
 
@@ -283,7 +283,7 @@ def read(name: str, path: str | os.PathLike[str]) -> nn.Module:
         network, weights = chosen.read(state, _best_head(content) if head is None else head)
     except ModelError as error:
         raise ModelError(f"{os.fspath(path)} is not read as selfsup:{name}: {error}") from error
-    _fill(network, weights, path)
+    fill(network, weights, path)
     return network
 
 

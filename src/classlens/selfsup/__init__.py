@@ -5,7 +5,8 @@
 >>> selfsup.explain(model, "photo.jpg", bank).figure()
 """
 
-from classlens.selfsup.bank import Bank, BankError, build_bank
+from classlens.selfsup.bank import Bank, build_bank
+from classlens.selfsup.bank_files import BankError
 from classlens.selfsup.contrast import MODES, READINGS, Contrast, explain
 
 __all__ = ["MODES", "READINGS", "Bank", "BankError", "Contrast", "build_bank", "explain"]

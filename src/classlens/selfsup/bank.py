@@ -11,13 +11,10 @@ each picture as the network saw it; and `bank.json`, what all of it was made wit
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +26,33 @@ from torch import Tensor, nn
 from classlens.core.capture import unwrap
 from classlens.data.images import check_batch
 from classlens.data.layouts import Dataset, Item, open_dataset
-from classlens.errors import ClasslensError, ImageError
-from classlens.evaluate.network import fingerprint, input_size
-from classlens.files import replacing, write_json
+from classlens.errors import ImageError
+from classlens.evaluate.network import input_size
+from classlens.files import replacing
 from classlens.models import LoadedModel, Preprocess
 from classlens.progress import Progress, silent
+from classlens.selfsup.bank_files import (
+    BROKEN,
+    DONE,
+    MISSING,
+    ROW,
+    BankError,
+    Latents,
+    begin,
+    card_of,
+    check_card,
+    open_arrays,
+    read_card,
+    reader,
+)  # fmt: skip
 from classlens.selfsup.split import Encoder, split
 
 METRICS = ("euclidean", "cosine")
 EXACT_UP_TO = 100_000  # pictures; above, an index finds candidates, which are then compared exactly
 SAME = 1e-5  # a distance below this share of the latent's length means the same picture
 
-_CARD, _LATENTS, _ROWS = "bank.json", "latents.npy", "rows.npy"
-_ROW = np.dtype([("state", np.uint8), ("hash", np.uint8, 16)])
-_MISSING, _DONE, _BROKEN = 0, 1, 2
 _BLOCK = 4096  # latents that are compared at once
 _CANDIDATES = 64
-
-Latents = NDArray[np.float32]  # (N,D)
-
-
-class BankError(ClasslensError):
-    """A bank that is missing, unfinished, or does not belong to the model."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,19 @@ class Bank:
     folder: Path | None = None
 
     def __len__(self) -> int:
-        return int((self.rows["state"] == _DONE).sum())
+        return int((self.rows["state"] == DONE).sum())
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], model: LoadedModel) -> Bank:
         """A bank from its folder, if it is finished and was made with this model and this preprocessing."""
         root = Path(folder)
-        card = _read_card(root)
+        card = read_card(root)
         check_card(card, model, root)
-        latents, rows = _open_arrays(root, "r", len(card["names"]), card["dimensions"])
-        missing = int((rows["state"] == _MISSING).sum())
+        latents, rows = open_arrays(root, "r", len(card["names"]), card["dimensions"])
+        missing = int((rows["state"] == MISSING).sum())
         if missing:
             raise BankError(f"the bank {root} lacks {missing} of {len(rows)} pictures; run the same command again")
-        read = _reader(card["data"], card["split"], card["names"], model.preprocess)
+        read = reader(card["data"], card["split"], card["names"], model.preprocess)
         return _readable(cls(latents, rows, tuple(card["names"]), read, unwrap(model.model), card["head"], root))
 
     @classmethod
@@ -102,8 +104,8 @@ class Bank:
         weight = encoder.head.weight
         images = check_batch(images).to(weight.device, weight.dtype)
         latents = torch.cat([encoder.latents(part) for part in images.split(batch_size)]).numpy()
-        rows = np.zeros(len(images), _ROW)
-        rows["state"], rows["hash"] = _DONE, hashes_of(images)
+        rows = np.zeros(len(images), ROW)
+        rows["state"], rows["hash"] = DONE, hashes_of(images)
         names = tuple(f"image {i}" for i in range(len(images)))
         return cls(latents, rows, names, images.__getitem__, encoder.model, encoder.head.name)
 
@@ -140,7 +142,7 @@ class Bank:
             rows = self.rows[block]
             others = torch.from_numpy(np.array(self.latents[block])).double()
             distances, same = compare(latents.double(), others, metric)
-            known = (hashes[:, None] == rows["hash"][None]).all(2) | (rows["state"] != _DONE)
+            known = (hashes[:, None] == rows["hash"][None]).all(2) | (rows["state"] != DONE)
             distances = distances.masked_fill(same | torch.from_numpy(known), torch.inf)
             nearest, place = distances.min(1)
             index = torch.where(nearest < best, torch.from_numpy(block)[place], index)
@@ -240,9 +242,9 @@ def build_bank(
     dataset = open_dataset(data, split_name)
     items = dataset.items if limit is None else dataset.select(limit, seed)
     encoder = encoder_of(model, head)
-    root, card = Path(out), _card(model, encoder, dataset, items, split_name)
-    _begin(root, card)
-    latents, rows = _open_arrays(root, "r+", len(items), card["dimensions"])
+    root, card = Path(out), card_of(model, encoder, dataset, items, split_name)
+    begin(root, card)
+    latents, rows = open_arrays(root, "r+", len(items), card["dimensions"])
     fill(latents, rows, dataset, items, encoder, model.preprocess, batch_size, progress)
     del latents, rows  # written; read again without the right to write
     return Bank.open(root, model)
@@ -254,7 +256,7 @@ def bank_of_folder(
     """The same in memory, for a few pictures."""
     dataset = open_dataset(data)
     latents = np.zeros((len(dataset.items), encoder.head.weight.shape[1]), np.float32)
-    rows = np.zeros(len(dataset.items), _ROW)
+    rows = np.zeros(len(dataset.items), ROW)
     fill(latents, rows, dataset, dataset.items, encoder, model.preprocess, 8, progress)
     names = tuple(item.name for item in dataset.items)
 
@@ -281,7 +283,7 @@ def fill(
     progress: Progress = silent,
 ) -> None:
     """Compute the rows that are missing. A row counts as done only when its latent is written."""
-    todo = np.flatnonzero(rows["state"] == _MISSING)
+    todo = np.flatnonzero(rows["state"] == MISSING)
     done = len(rows) - len(todo)
     for start in range(0, len(todo), batch_size):
         progress("latents", done + start, len(rows))
@@ -290,12 +292,12 @@ def fill(
             try:
                 read[row] = preprocess(dataset.picture(items[row]))
             except ImageError:
-                rows["state"][row] = _BROKEN
+                rows["state"][row] = BROKEN
         for places, images in _same_size(read):
             batch = images.to(encoder.head.weight)
             latents[places] = encoder.latents(batch).numpy()
             _flush(latents)
-            rows["hash"][places], rows["state"][places] = hashes_of(batch), _DONE
+            rows["hash"][places], rows["state"][places] = hashes_of(batch), DONE
         _flush(rows)
     progress("latents", len(rows), len(rows))
 
@@ -316,98 +318,3 @@ def _readable(bank: Bank) -> Bank:
 def _flush(array: NDArray[Any]) -> None:
     if isinstance(array, np.memmap):
         array.flush()
-
-
-# ------------------------------------------------------------------------------------------------------------ files
-
-
-def is_bank(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a bank, rather than pictures."""
-    return (Path(folder) / _CARD).is_file()
-
-
-def check_card(card: dict[str, Any], model: LoadedModel, root: Path) -> None:
-    """Refuse a bank that was made with another model or other preprocessing."""
-    if card["preprocess"] != model.preprocess.to_json():
-        raise BankError(f"the bank {root} was made with other preprocessing than the model's; make it again")
-    if card["weights"] != weights_hash(model):
-        raise BankError(f"the bank {root} was made with another model ({card['model']}, other weights); make it again")
-
-
-def weights_hash(model: LoadedModel) -> str:
-    """Of weights and buffers alone: preprocessing is compared on its own, so that an error can say which differs."""
-    return fingerprint(replace(model, preprocess=Preprocess()))
-
-
-def _card(
-    model: LoadedModel, encoder: Encoder, dataset: Dataset, items: Sequence[Item], split_name: str
-) -> dict[str, Any]:
-    return {
-        "classlens": version("classlens"),
-        "model": model.name,
-        "weights": weights_hash(model),
-        "preprocess": model.preprocess.to_json(),
-        "head": encoder.head.name,
-        "dimensions": encoder.head.weight.shape[1],
-        "data": f"{dataset.layout}:{dataset.root.resolve()}",
-        "split": split_name,
-        "names": [item.name for item in items],
-    }
-
-
-def _begin(root: Path, card: dict[str, Any]) -> None:
-    """Empty arrays and, last, the card; or nothing, where the same bank was begun before."""
-    if is_bank(root):
-        there = _read_card(root)
-        other = [key for key in card if key != "classlens" and there[key] != card[key]]
-        if other:
-            raise BankError(f"{root} holds a bank with other {', '.join(other)}; give a new folder, or remove that one")
-        return
-    if root.exists() and any(child.name not in (_LATENTS, _ROWS) for child in root.iterdir()):
-        raise BankError(f"{root} holds other things than a bank; give a new folder")
-    root.mkdir(parents=True, exist_ok=True)
-    for name, shape, kind in (
-        (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), _ROW)
-    ):  # fmt: skip
-        np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
-    write_json(root / _CARD, card, indent=1)
-
-
-def _read_card(root: Path) -> dict[str, Any]:
-    keys = {"classlens", "model", "weights", "preprocess", "head", "dimensions", "data", "split", "names"}
-    try:
-        card = json.loads((root / _CARD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BankError(f"{root} holds no bank; make one with `classlens selfsup bank PICTURES --out {root}`") from None
-    except (OSError, ValueError) as error:
-        raise BankError(f"{root / _CARD} cannot be read ({error}); make the bank again") from error
-    if not isinstance(card, dict) or set(card) != keys:
-        raise BankError(f"{root / _CARD} is not the card of a bank; make the bank again")
-    return card
-
-
-def _open_arrays(root: Path, mode: Any, count: int, dimensions: int) -> tuple[Latents, NDArray[np.void]]:
-    try:
-        latents, rows = (np.load(root / name, mmap_mode=mode) for name in (_LATENTS, _ROWS))
-    except (OSError, ValueError, EOFError) as error:
-        raise BankError(f"the bank {root} is broken ({error}); remove it and make it again") from error
-    if latents.shape != (count, dimensions) or rows.shape != (count,) or rows.dtype != _ROW:
-        raise BankError(f"the files of the bank {root} do not belong together; remove it and make it again")
-    return latents, rows
-
-
-def _reader(data: str, split_name: str, names: Sequence[str], preprocess: Preprocess) -> Callable[[int], Tensor]:
-    """Pictures of a bank are read when they are asked for; they may have gone since."""
-
-    @functools.cache
-    def items() -> tuple[Dataset, dict[str, Item]]:
-        dataset = open_dataset(data, split_name)
-        return dataset, {item.name: item for item in dataset.items}
-
-    def read(row: int) -> Tensor:
-        dataset, by_name = items()
-        if names[row] not in by_name:
-            raise ImageError(f"{names[row]} is no longer there")
-        return preprocess(dataset.picture(by_name[names[row]]))
-
-    return read

@@ -26,7 +26,8 @@ from classlens.errors import ClasslensError, TargetError
 from classlens.explanation import Explanation, Report
 from classlens.models.loaded import LoadedModel
 from classlens.progress import listener
-from classlens.selfsup.bank import Bank, BankError, Neighbours, bank_of_folder, hashes_of, is_bank
+from classlens.selfsup.bank import Bank, Neighbours, bank_of_folder, hashes_of
+from classlens.selfsup.bank_files import BankError, is_bank
 from classlens.selfsup.split import NO_HEAD, AtHead, Encoder, Head, Layer, split
 
 if TYPE_CHECKING:
@@ -112,29 +113,18 @@ def explain(
     reading, or, with `targets="cosine"`, its cosine with the neighbour's.
     """
     _check(mode, reading)
-    network, batch, loaded = core._prepare(model, images)
+    network, batch, loaded = core.prepare(model, images)
     encoder = split(network, batch[:1], head, output)
-    if reading == "logits" and not encoder.head.last:
-        raise ClasslensError(
-            f"reading='logits' needs a head that is the last layer; behind {encoder.head.name} are more"
-        )
+    _check_head(encoder.head, reading)
     opened = open_bank(bank, loaded, encoder)
     found = opened.nearest(encoder.latents(batch), hashes_of(batch), metric)
     ask = _Question(encoder, loaded, batch, targets, method, {"trace": trace, **options})
     contrasted = ask.about(found, mode, reading)
     without = ask.about(found, "none", reading) if both and mode != "none" and not ask.alike else None
-    shown = [_shown(opened, int(row), loaded) for row in found.indices]
     return Contrast(
-        **{f.name: getattr(contrasted, f.name) for f in fields(contrasted)},
-        mode=mode,
-        reading=reading,
-        metric=metric,
-        neighbours=tuple(opened.names[int(row)] for row in found.indices),
-        indices=found.indices,
-        distances=found.distances,
-        neighbour_pictures=tuple(shown),
-        without=without,
-    )
+        **{f.name: getattr(contrasted, f.name) for f in fields(contrasted)}, **_neighbours(opened, found, loaded),
+        mode=mode, reading=reading, metric=metric, without=without,
+    )  # fmt: skip
 
 
 def open_bank(bank: BankLike, loaded: LoadedModel | None, encoder: Encoder) -> Bank:
@@ -171,9 +161,25 @@ def _check(mode: str, reading: str) -> None:
         raise ClasslensError(f"reading {reading!r} is not known; there are {', '.join(READINGS)}")
 
 
+def _check_head(head: Head, reading: str) -> None:
+    if reading == "logits" and not head.last:
+        raise ClasslensError(f"reading='logits' needs a head that is the last layer; behind {head.name} are more")
+
+
+def _neighbours(bank: Bank, found: Neighbours, loaded: LoadedModel | None) -> dict[str, Any]:
+    """The fields of a `Contrast` about the neighbours."""
+    rows = [int(row) for row in found.indices]
+    return {
+        "neighbours": tuple(bank.names[row] for row in rows),
+        "indices": found.indices,
+        "distances": found.distances,
+        "neighbour_pictures": tuple(_shown(bank, row, loaded) for row in rows),
+    }
+
+
 def _shown(bank: Bank, row: int, loaded: LoadedModel | None) -> Tensor | None:
     try:
-        return core._pictures(bank.picture(row)[None], loaded)[0]
+        return core.pictures_of(bank.picture(row)[None], loaded)[0]
     except ClasslensError:  # its file is gone since the bank was made
         return None
 

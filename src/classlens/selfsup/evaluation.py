@@ -35,7 +35,8 @@ from classlens.evaluate.worker import framed_mask
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel, load
 from classlens.progress import Progress, silent
-from classlens.selfsup.bank import METRICS, Bank, BankError, encoder_of
+from classlens.selfsup.bank import METRICS, Bank, encoder_of
+from classlens.selfsup.bank_files import BankError
 from classlens.selfsup.contrast import MODES, PREDICTED, READINGS, Contrast, explain, open_bank
 from classlens.selfsup.planted import place, plant
 from classlens.selfsup.split import NO_HEAD, Encoder

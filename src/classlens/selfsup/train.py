@@ -18,7 +18,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,8 @@ from classlens.progress import Progress, silent
 from classlens.render import write_png
 from classlens.selfsup.collection import Store, find_pictures, read_pictures
 from classlens.selfsup.networks import NETWORKS, SmallNetwork, TwoParts
-from classlens.selfsup.tasks import Clusters, Contrast, Options, Rotations, SelfLabels, Task
+from classlens.selfsup.recipes import Choices, Phase, SelfSupervised, chosen
+from classlens.selfsup.tasks import Options, Task
 from classlens.selfsup.views import TURNS
 from classlens.training.data import order, pieces
 from classlens.training.loop import SCHEDULES, STATE, Machine, Recipe, TrainingError, check_identity
@@ -43,69 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REDRAW = 20.0  # seconds between drawings of the curves while it trains
-MakeTask = Callable[[TwoParts, Store, SmallNetwork, Options], Task]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a recipe: one task, for so many epochs."""
-
-    name: str
-    task: MakeTask
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float = 1e-5
-
-
-@dataclass(frozen=True)
-class SelfSupervised:
-    """A recipe: its phases one after the other, on a network."""
-
-    about: str
-    network: str
-    phases: tuple[Phase, ...]
-    clusters: int | None = None  # outputs of the head; None: the four rotations
-    score: str = "purity"  # what the figure shows
-
-
-RECIPES: dict[str, SelfSupervised] = {
-    "rotnet": SelfSupervised(
-        "which of four ways a picture was turned",
-        "alexnet-96",
-        (Phase("rotations", Rotations, 30, 32, 1e-3, 1e-4),),
-        score="rotation_accuracy",
-    ),
-    "sela": SelfSupervised(
-        "labels of its own, balanced by Sinkhorn-Knopp",
-        "resnet-32",
-        (Phase("self-labels", SelfLabels, 30, 128, 1e-3),),
-        clusters=64,
-    ),
-    "scan": SelfSupervised(
-        "contrast of views, then clusters of nearest neighbours",
-        "resnet-32",
-        (Phase("contrast", Contrast, 30, 128, 1e-3), Phase("clusters", Clusters, 10, 128, 1e-4)),
-        clusters=10,
-    ),
-}
-"""Every recipe of `classlens selfsup train`."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What to train, on what. None takes the recipe's own number."""
-
-    recipe: str
-    data: tuple[str, ...]
-    network: str | None = None
-    clusters: int | None = None
-    epochs: tuple[int, ...] | None = None  # one for each phase
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    limit: int | None = None  # training pictures at most
-    seed: int = 0
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -138,7 +76,7 @@ def train_selfsup(
     The folder holds card.json and model.safetensors (the last whole epoch), metrics.csv, metrics.png, state.pt and the
     pictures as the training reads them.
     """
-    recipe = _chosen(choices)
+    recipe = chosen(choices)
     network = NETWORKS[recipe.network]
     folder = Path(out)
     if (folder / CARD).exists() and not (folder / STATE).exists():
@@ -259,39 +197,6 @@ def _so_far(history: Sequence[Row]) -> str:
         return ""
     shown = {name: value for name, value in history[-1].scores.items() if "accuracy" in name or name == "purity"}
     return "".join(f", {name.replace('_', ' ')} {100 * value:.1f} %" for name, value in shown.items())
-
-
-# ------------------------------------------------------------------------------------------------------- choices
-
-
-def _chosen(choices: Choices) -> SelfSupervised:
-    """The recipe with the user's numbers."""
-    if choices.recipe not in RECIPES:
-        raise TrainingError(f"there is no recipe {choices.recipe!r}; there are {', '.join(RECIPES)}")
-    recipe = RECIPES[choices.recipe]
-    name = choices.network or recipe.network
-    if name not in NETWORKS:
-        raise TrainingError(f"there is no network {name!r} to train; there are {', '.join(NETWORKS)}")
-    if choices.clusters is not None and (recipe.clusters is None or choices.clusters < 2):
-        raise TrainingError("clusters are for sela and scan, and there must be at least 2")
-    epochs = choices.epochs or tuple(phase.epochs for phase in recipe.phases)
-    if len(epochs) != len(recipe.phases) or min(epochs) < 1:
-        names = " and ".join(phase.name for phase in recipe.phases)
-        raise TrainingError(f"{choices.recipe} wants a number of epochs for {names}, not {epochs}")
-    if choices.batch_size is not None and choices.batch_size < 2:
-        raise TrainingError("a batch needs at least 2 pictures")
-    if choices.learning_rate is not None and not choices.learning_rate > 0:
-        raise TrainingError("the learning rate must be above 0")
-    phases = tuple(
-        replace(
-            phase,
-            epochs=count,
-            batch_size=choices.batch_size or phase.batch_size,
-            learning_rate=choices.learning_rate or phase.learning_rate,
-        )
-        for phase, count in zip(recipe.phases, epochs, strict=True)
-    )
-    return replace(recipe, network=name, clusters=choices.clusters or recipe.clusters, phases=phases)
 
 
 def _check_enough(store: Store, recipe: SelfSupervised) -> None:

@@ -1,0 +1,222 @@
+"""The networks of the page and what was lately computed with them. No gradio, no HTML, no file is read or written here.
+
+>>> studio = Studio({"lite0": load("efficientnet-lite0")})
+>>> picture = studio.open(demo.picture())
+>>> studio.likeliest(picture, "lite0", 2)
+[(967, 0.18), (285, 0.15)]
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from classlens import demo, render
+from classlens.data.images import open_image
+from classlens.errors import ImageError, MethodError, TargetError
+from classlens.explanation import Explanation, explain
+from classlens.methods import METHODS
+from classlens.models import LoadedModel, Preprocess
+
+MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
+DEFAULT_METHOD = "agf"
+_SHARP = 672  # pixels of a picture's edge on the page
+_QUICK = 3.0  # seconds: what takes longer is not computed ahead
+_KEPT = 256 * 2**20  # bytes of maps kept for the next click
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture as every network of the page takes it. The file itself is not kept."""
+
+    digest: str
+    inputs: dict[str, Tensor]  # model -> (1,3,H,W)
+    views: dict[str, Image.Image]  # model -> the same part of the picture, sharper, for the eye
+
+
+class OutOfDate(Exception):
+    """A drawing that nobody waits for any more."""
+
+
+class Upload(io.BytesIO):
+    """A picture file's content, under a name that error texts can use."""
+
+    name = "this file"
+
+
+class Studio:
+    """The networks of a page, fixed at its start, and what was lately computed with them.
+
+    Explanations are kept for the next click, up to a number of bytes; the likeliest classes of a picture are
+    computed ahead while its user still looks at the first one.
+    """
+
+    def __init__(self, models: Mapping[str, LoadedModel]) -> None:
+        self.models = dict(models)
+        self._kept: OrderedDict[tuple[str, ...], tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ahead = ThreadPoolExecutor(1, "ahead")
+        self._turn = 0
+        self._closed = False
+
+    def open(self, content: bytes) -> Picture:
+        """A picture file's content, decoded within the limits of `classlens.data.images`."""
+        if len(content) > MAX_UPLOAD:
+            raise too_large()
+        image = open_image(Upload(content))
+        inputs = {name: model.preprocess(image)[None] for name, model in self.models.items()}
+        views = {name: _sharp(model.preprocess, image) for name, model in self.models.items()}
+        return Picture(hashlib.sha256(content).hexdigest(), inputs, views)
+
+    def labels(self, picture: Picture, model: str) -> list[str]:
+        """What the classes of a network are called."""
+        names = self.models[model].labels
+        return list(names) if names else [f"class {i}" for i in range(self._logits(picture, model).shape[1])]
+
+    def likeliest(self, picture: Picture, model: str, count: int) -> list[tuple[int, float]]:
+        """The classes with the largest probabilities, and these: [(967, 0.18), (285, 0.15), ...]."""
+        shares = self._shares(picture, model)
+        found = shares.topk(min(count, len(shares)))
+        return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+
+    def probability(self, picture: Picture, model: str, index: int) -> float:
+        """The probability of a class: softmax, or sigmoid of a network with several classes in a picture."""
+        return float(self._shares(picture, model)[index])
+
+    def explain(self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD) -> Explanation:
+        """The explanation of one class; at once if it was asked for lately."""
+        if method not in METHODS:  # a request may hold anything
+            raise MethodError("there is no such method; pick one of the list")
+        classes = self._logits(picture, model).shape[1]
+        if not 0 <= index < classes:
+            raise TargetError(f"there is no class {index}; {model} has {classes}")
+        key = (picture.digest, model, method, str(index))
+        make = partial(explain, self.models[model], picture.inputs[model], index, method)
+        return self._keep(key, make, lambda e: e.maps.nbytes + e.pictures.nbytes)
+
+    def is_quick(self, picture: Picture, model: str, index: int, method: str) -> bool:
+        """Whether another class would be explained while a visitor still looks at this one."""
+        return self.explain(picture, model, index, method).report.seconds < _QUICK
+
+    def prefetch(self, picture: Picture, model: str, count: int, method: str = DEFAULT_METHOD) -> None:
+        """Compute the likeliest classes in the background; what an earlier call left undone is dropped."""
+        self._turn += 1
+        self._ahead.submit(self._compute_ahead, self._turn, picture, model, count, method)
+
+    def _compute_ahead(self, turn: int, picture: Picture, model: str, count: int, method: str) -> None:
+        for index, _ in self.likeliest(picture, model, count):
+            if turn != self._turn or self._closed:
+                return
+            self.explain(picture, model, index, method)
+
+    def decomposition(self, picture: Picture, model: str, index: int, method: str) -> bytes:
+        """The terms of AGF, layer by layer, as a PNG (`classlens explain --trace` draws the same)."""
+
+        def draw() -> bytes:
+            traced = explain(self.models[model], picture.inputs[model], index, method, trace=True)
+            return render.png(render.decomposition(traced))
+
+        return self._keep((picture.digest, model, method, str(index), "decomposition"), draw, len)
+
+    def close(self) -> None:
+        """Let go of what is still to be computed."""
+        self._closed = True
+        self._ahead.shutdown(cancel_futures=True)
+
+    def check_open(self) -> None:
+        """Raises `OutOfDate` once the page is closed: a slow method must not hold up the end."""
+        if self._closed:
+            raise OutOfDate
+
+    def _shares(self, picture: Picture, model: str) -> Tensor:
+        logits = self._logits(picture, model)[0].double()
+        return logits.sigmoid() if self.models[model].multilabel else logits.softmax(0)
+
+    def _logits(self, picture: Picture, model: str) -> Tensor:
+        def forward() -> Tensor:
+            # The cheapest method: one checked forward pass, and no gradient.
+            return explain(self.models[model], picture.inputs[model], method="centre").logits.detach()
+
+        return self._keep((picture.digest, model), forward, lambda logits: logits.nbytes)
+
+    def _keep(self, key: tuple[str, ...], make: Callable[[], T], measure: Callable[[T], int]) -> T:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                kept: T = self._kept[key][0]
+                return kept
+        made = make()
+        with self._lock:
+            self._kept[key] = (made, measure(made))
+            while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+
+def samples() -> dict[str, bytes]:
+    """Pictures to begin with: the demo picture and two parts of it.
+
+    >>> list(samples())
+    ['cat and espresso', 'cat', 'espresso']
+    """
+    whole = Image.open(io.BytesIO(demo.picture()))
+    parts = {"cat": (0, 0, 300, 270), "espresso": (112, 196, 428, 512)}
+    return {"cat and espresso": demo.picture()} | {
+        name: render.png(np.asarray(whole.crop(box))) for name, box in parts.items()
+    }
+
+
+def pick_sample(pictures: Mapping[str, bytes], index: object) -> bytes:
+    """One of the samples by its place; a request may hold anything."""
+    if not isinstance(index, int) or not 0 <= index < len(pictures):
+        raise ImageError("there is no such sample; pick one of the row")
+    return list(pictures.values())[index]
+
+
+def too_large() -> ImageError:
+    """What to say of a file that is larger than the page takes."""
+    return ImageError(f"this file is larger than {MAX_UPLOAD // 2**20} MB: scale the picture down first")
+
+
+def decode(text: object) -> bytes:
+    """The picture file that a browser sent as base64."""
+    if not isinstance(text, str) or not text:
+        raise ImageError("no picture arrived: choose one again")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ImageError("the picture did not arrive whole: send it again") from None
+
+
+def _sharp(preprocess: Preprocess, image: Image.Image) -> Image.Image:
+    """What a network sees of a picture, as sharp as the picture allows: people read more than 224 pixels."""
+    seen = preprocess.frame(image)
+    if preprocess.resize is not None:
+        size = (preprocess.resize,) if isinstance(preprocess.resize, int) else preprocess.resize
+        finer = min(_SHARP / max(seen.size), min(image.size) / max(size))
+        if finer > 1:
+            scaled = replace(preprocess, resize=_times(preprocess.resize, finer), crop=_times(preprocess.crop, finer))
+            seen = scaled.frame(image)
+    seen.thumbnail((_SHARP, _SHARP))
+    return seen
+
+
+def _times(size: int | tuple[int, int] | None, factor: float) -> int | tuple[int, int] | None:
+    if size is None or isinstance(size, int):
+        return size and round(size * factor)
+    return round(size[0] * factor), round(size[1] * factor)

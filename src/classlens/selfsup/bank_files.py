@@ -1,0 +1,133 @@
+"""A bank on disk: its card, its arrays, and the pictures that it was made of.
+
+bank/bank.json      what it was made with: model, preprocessing, head, data, the names of the pictures
+bank/latents.npy    (N,D), mapped into memory when it is read
+bank/rows.npy       which rows are done, and a hash of each picture as the network saw it
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.errors import ClasslensError, ImageError
+from classlens.evaluate.network import fingerprint
+from classlens.files import write_json
+from classlens.models import LoadedModel, Preprocess
+from classlens.selfsup.split import Encoder
+
+ROW = np.dtype([("state", np.uint8), ("hash", np.uint8, 16)])
+MISSING, DONE, BROKEN = 0, 1, 2
+_CARD, _LATENTS, _ROWS = "bank.json", "latents.npy", "rows.npy"
+
+Latents = NDArray[np.float32]  # (N,D)
+
+
+class BankError(ClasslensError):
+    """A bank that is missing, unfinished, or does not belong to the model."""
+
+
+def is_bank(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a bank, rather than pictures."""
+    return (Path(folder) / _CARD).is_file()
+
+
+def begin(root: Path, card: dict[str, Any]) -> None:
+    """Empty arrays and, last, the card; or nothing, where the same bank was begun before."""
+    if is_bank(root):
+        there = read_card(root)
+        other = [key for key in card if key != "classlens" and there[key] != card[key]]
+        if other:
+            raise BankError(f"{root} holds a bank with other {', '.join(other)}; give a new folder, or remove that one")
+        return
+    if root.exists() and any(child.name not in (_LATENTS, _ROWS) for child in root.iterdir()):
+        raise BankError(f"{root} holds other things than a bank; give a new folder")
+    root.mkdir(parents=True, exist_ok=True)
+    for name, shape, kind in (
+        (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), ROW)
+    ):  # fmt: skip
+        np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
+    write_json(root / _CARD, card, indent=1)
+
+
+def card_of(
+    model: LoadedModel, encoder: Encoder, dataset: Dataset, items: Sequence[Item], split_name: str
+) -> dict[str, Any]:
+    """What decides a bank's latents, ready for JSON."""
+    return {
+        "classlens": version("classlens"),
+        "model": model.name,
+        "weights": weights_hash(model),
+        "preprocess": model.preprocess.to_json(),
+        "head": encoder.head.name,
+        "dimensions": encoder.head.weight.shape[1],
+        "data": f"{dataset.layout}:{dataset.root.resolve()}",
+        "split": split_name,
+        "names": [item.name for item in items],
+    }
+
+
+def read_card(root: Path) -> dict[str, Any]:
+    """The card of a bank, if its folder holds one."""
+    keys = {"classlens", "model", "weights", "preprocess", "head", "dimensions", "data", "split", "names"}
+    try:
+        card = json.loads((root / _CARD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BankError(f"{root} holds no bank; make one with `classlens selfsup bank PICTURES --out {root}`") from None
+    except (OSError, ValueError) as error:
+        raise BankError(f"{root / _CARD} cannot be read ({error}); make the bank again") from error
+    if not isinstance(card, dict) or set(card) != keys:
+        raise BankError(f"{root / _CARD} is not the card of a bank; make the bank again")
+    return card
+
+
+def check_card(card: dict[str, Any], model: LoadedModel, root: Path) -> None:
+    """Refuse a bank that was made with another model or other preprocessing."""
+    if card["preprocess"] != model.preprocess.to_json():
+        raise BankError(f"the bank {root} was made with other preprocessing than the model's; make it again")
+    if card["weights"] != weights_hash(model):
+        raise BankError(f"the bank {root} was made with another model ({card['model']}, other weights); make it again")
+
+
+def weights_hash(model: LoadedModel) -> str:
+    """Of weights and buffers alone: preprocessing is compared on its own, so that an error can say which differs."""
+    return fingerprint(replace(model, preprocess=Preprocess()))
+
+
+def open_arrays(root: Path, mode: Any, count: int, dimensions: int) -> tuple[Latents, NDArray[np.void]]:
+    """Latents (N,D) and rows (N,) of a bank, mapped into memory."""
+    try:
+        latents, rows = (np.load(root / name, mmap_mode=mode) for name in (_LATENTS, _ROWS))
+    except (OSError, ValueError, EOFError) as error:
+        raise BankError(f"the bank {root} is broken ({error}); remove it and make it again") from error
+    if latents.shape != (count, dimensions) or rows.shape != (count,) or rows.dtype != ROW:
+        raise BankError(f"the files of the bank {root} do not belong together; remove it and make it again")
+    return latents, rows
+
+
+def reader(data: str, split_name: str, names: Sequence[str], preprocess: Preprocess) -> Callable[[int], Tensor]:
+    """Pictures of a bank are read when they are asked for; they may have gone since."""
+
+    @functools.cache
+    def items() -> tuple[Dataset, dict[str, Item]]:
+        dataset = open_dataset(data, split_name)
+        return dataset, {item.name: item for item in dataset.items}
+
+    def read(row: int) -> Tensor:
+        dataset, by_name = items()
+        if names[row] not in by_name:
+            raise ImageError(f"{names[row]} is no longer there")
+        return preprocess(dataset.picture(by_name[names[row]]))
+
+    return read
