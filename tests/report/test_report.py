@@ -43,7 +43,7 @@ def test_the_page_is_one_file_with_all_sections(world: Path, tmp_path: Path) -> 
     assert numbers(made)["right"] == "67 %"
     assert "green taken for red" in text
     assert "8 of 12 with a known label" in text
-    assert "x &#x27;a b&#x27;" in text  # the command, quoted
+    assert "x &#39;a b&#39;" in text  # the command, quoted
     # Nothing is fetched: every address is a fragment of the page or data.
     addresses = re.findall(r"""(?:src|href)=['"]?([^'" >]+)""", text)
     assert len(addresses) > 20

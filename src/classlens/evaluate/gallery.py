@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from classlens.evaluate import metrics
-from classlens.evaluate.embed import jpeg
 from classlens.evaluate.plan import Part, planned_grids
 from classlens.evaluate.records import Store
 from classlens.evaluate.settings import Config, Settings
@@ -26,6 +25,7 @@ from classlens.evaluate.worker import Worker
 from classlens.files import text_hash
 from classlens.methods import resolve
 from classlens.render import overlay
+from classlens.render.html import jpeg
 
 _COUNT = 10
 _OPS = 5

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from classlens.evaluate import curves, gallery, tables
-from classlens.evaluate.embed import data_uri
 from classlens.evaluate.plan import Part, Plan, planned_grids, wanted
 from classlens.evaluate.records import Store, where
 from classlens.evaluate.settings import Config, Settings
 from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
+from classlens.render.html import data_uri
 
 Rows = dict[str, pa.Table]  # by method
 _TIME = "What a method takes beside the recorded forward pass that all methods share."

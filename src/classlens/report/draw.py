@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from classlens.data.images import to_image
 from classlens.data.layouts import Mask
-from classlens.evaluate.embed import jpeg
 from classlens.methods import resolve
 from classlens.progress import Progress
 from classlens.render import RGB, overlay, shares
+from classlens.render.html import jpeg
 from classlens.report import measure
 from classlens.report.collect import Record, Subject
 from classlens.report.hide import hide

@@ -1,0 +1,63 @@
+"""Pages as HTML: templates that lie beside the code that fills them, and pictures inside the page.
+
+    >>> pages("report").get_template("page.html").render(title="A & B")
+
+What is filled in is escaped, always. A report is one file that can be mailed, so its pictures are `data:` addresses.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import re
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+from PIL import Image
+
+
+class _Tight(Extension):
+    """A line end between two tags is no content: templates may have one tag a line, pages have no gaps from that."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return re.sub(r"(?<=[>}])\n\s*(?=[<{])", "", source)
+
+
+@functools.cache
+def pages(room: str) -> Environment:
+    """The templates of a room: `pages("report")` reads report/templates. A value that is missing is an error."""
+    loader = PackageLoader("classlens", f"{room}/templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, extensions=[_Tight])
+    environment.filters |= {"prose": prose, "data_uri": data_uri}
+    return environment
+
+
+def prose(words: str) -> Markup:
+    """Plain words as HTML; a number and its % stay together.
+
+    >>> prose("5 % < 9 %")
+    Markup('5&nbsp;% &lt; 9&nbsp;%')
+    """
+    return Markup(escape(words).replace(" %", Markup("&nbsp;%")))
+
+
+def jpeg(pixels: NDArray[np.uint8], side: int, quality: int = 88) -> bytes:
+    """A picture (H,W,3) as JPEG, made smaller where it is longer than `side`."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels)
+    image.thumbnail((side, side))
+    image.save(buffer, format="jpeg", quality=quality)
+    return buffer.getvalue()
+
+
+def data_uri(content: bytes, kind: str = "png") -> str:
+    """For the src of an <img>.
+
+    >>> data_uri(b"GIF89a", "gif")
+    'data:image/gif;base64,R0lGODlh'
+    """
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
