@@ -60,3 +60,12 @@ def test_a_notice_is_one_line_with_a_capital():
     assert "This file\n".strip() in markup.notice("this file\nis  broken")
     assert "This file is broken" in markup.notice("this file\nis  broken")
     assert markup.notice("") == ""
+
+
+def test_each_view_has_a_heading_of_its_own():
+    for view, text in (
+        ("layers", "How <b>a&lt;b</b> is put together, from deep layers to the picture"),
+        ("methods", "<b>a&lt;b</b> as each method sees it"),
+        ("two", "<b>a&lt;b</b>, <b>c</b>, and what tells them apart"),
+    ):
+        assert markup.lead(view, "a<b", "c") == text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from importlib.resources import files
 
@@ -17,13 +16,7 @@ _FIRST_METHODS = ["agf", "gradcam", "fullgrad", "lrp", "clrp", "rap"]
 _MOST_METHODS = 12
 _OPACITY = 80  # percent, as `classlens explain` draws
 
-_LOGO = (
-    "<svg viewBox='0 0 32 32' xmlns='http://www.w3.org/2000/svg'><circle cx='13' cy='13' r='10' fill='none' "
-    "stroke='currentColor' stroke-width='3.4'/><path d='M20.5 20.5 29 29' stroke='currentColor' stroke-width='4' "
-    "stroke-linecap='round'/><path d='M13 7a6 6 0 0 1 0 12z' fill='#e4202c'/><path d='M13 7a6 6 0 0 0 0 12z' "
-    "fill='#1f6fe0'/></svg>"
-)
-HEAD = f'<link rel="icon" href="data:image/svg+xml;base64,{base64.b64encode(_LOGO.encode()).decode()}">'
+HEAD = markup.icon()
 
 # A picture is chosen, dropped anywhere or pasted, and sent as base64 in the event itself. Without preventDefault a
 # picture dropped beside the box would take the browser away from the page.
@@ -89,7 +82,7 @@ class Parts:
         self.picture = gr.State(None, time_to_live=3600)
         self.chosen = gr.State(0)
         self.view = gr.State(next(iter(VIEWS)))
-        gr.HTML(f"{_LOGO}<b>classlens</b><span>See where a vision network finds each class</span>", elem_id="top")
+        gr.HTML(markup.piece("top"), elem_id="top")
         with gr.Row(elem_id="body"):
             with gr.Column(elem_id="side", scale=0, min_width=320):
                 self._side(list(studio.models), samples)
@@ -99,15 +92,11 @@ class Parts:
         self.parcel = gr.JSON(visible="hidden")  # a download on its way to the browser
 
     def _side(self, models: list[str], samples: Mapping[str, bytes]) -> None:
-        box = (
-            f'<label class="drop" data-limit="{MAX_UPLOAD}"><input type="file" accept="image/*">'
-            "<b>Drop a picture here</b><span>or click to choose one, or paste it</span></label>"
-            f'<div class="samples"><span>or try</span>{markup.sample_row(samples)}</div>'
-        )
+        box = markup.piece("drop", limit=MAX_UPLOAD, samples=markup.sample_row(samples))
         self.drop = gr.HTML(box, js_on_load=_DROP_JS, elem_id="drop")
         self.notice = gr.HTML("", elem_id="notice")
         self.model = gr.Dropdown(models, value=models[0], label="Network", visible=len(models) > 1, elem_id="model")
-        gr.HTML("<h3>What the network says</h3><p>Click a class to see where it is found.</p>", elem_id="says")
+        gr.HTML(markup.piece("says"), elem_id="says")
         self.bars = gr.HTML("", js_on_load=_BARS_JS, elem_id="bars")
         self.search = gr.Dropdown([], label="Or any other class", elem_id="search", interactive=True)
 

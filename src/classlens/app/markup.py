@@ -1,122 +1,113 @@
-"""The page's pieces as HTML: sample pictures, class bars, panels, legends. Text in, text out.
+"""The page's pieces as HTML: sample pictures, class bars, panels, legends. Their looks are in templates/pieces.html.
 
 >>> bars([(967, "espresso", 0.18)], chosen=967)
-'<div class="bars"><button class="bar chosen" data-index="967" ...'
+Markup('<div class="bars"><button class="bar chosen" aria-pressed="true" data-index="967" ...')
 
 Pictures are in the text itself (data: addresses), so the page needs no file from the server.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from typing import Any
 
+from markupsafe import Markup
 from PIL import Image
 
 from classlens import render
 from classlens.app.actions import Blank, Panel, layer
 from classlens.render import colours
+from classlens.render.html import data_uri, pages
 
 _JPEG = {"format": "JPEG", "quality": 88}
 _PNG = {"format": "PNG", "compress_level": 3}  # a click waits for it
 
 
-def sample_row(pictures: Mapping[str, bytes]) -> str:
+def piece(name: str, /, **values: Any) -> Markup:
+    """A macro of templates/pieces.html, filled in: `piece("notice", line="This file is broken")`."""
+    macro = getattr(pages("app").get_template("pieces.html").module, name)
+    return Markup(macro(**values))
+
+
+def icon() -> str:
+    """For the head of the page: the logo beside its address."""
+    logo = pages("app").get_template("logo.svg").render()
+    return f'<link rel="icon" href="{data_uri(logo.encode(), "svg+xml")}">'
+
+
+def sample_row(pictures: Mapping[str, bytes]) -> Markup:
     """Small pictures to click."""
-    buttons = []
-    for i, (name, content) in enumerate(pictures.items()):
-        small = Image.open(io.BytesIO(content)).convert("RGB")
-        small.thumbnail((112, 112))
-        text = escape(name)
-        buttons.append(
-            f'<button class="sample" data-sample="{i}" title="{text}"><img src="{address(small, _JPEG)}" alt="{text}">'
-            "</button>"
-        )
-    return "".join(buttons)
+    return piece("samples", pictures=[(name, _thumbnail(content)) for name, content in pictures.items()])
 
 
-def bars(classes: Iterable[tuple[int, str, float]], chosen: int) -> str:
+def bars(classes: Iterable[tuple[int, str, float]], chosen: int) -> Markup:
     """A row to click for each class (index, name, probability), the chosen one marked."""
-    rows = []
-    for index, name, probability in classes:
-        mark = ' chosen" aria-pressed="true' if index == chosen else ""
-        rows.append(
-            f'<button class="bar{mark}" data-index="{index}" title="class {index}">'
-            f'<span class="fill" style="width:{100 * probability:.2f}%"></span>'
-            f'<span class="name">{escape(name)}</span>'
-            f'<span class="share">{escape(render.probability_text(probability))}</span></button>'
-        )
-    return f'<div class="bars">{"".join(rows)}</div>'
+    rows = [(index, name, f"{100 * share:.2f}", render.probability_text(share)) for index, name, share in classes]
+    return piece("bars", classes=rows, chosen=chosen)
 
 
-def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False) -> str:
-    """A heading (HTML), the panels over the grey picture, and what their colours mean."""
-    grey = address(view.convert("L"), _JPEG)
-    first = [_frame("picture", "what the network sees", f'<img src="{address(view, _JPEG)}" alt="the picture">')]
-    shown = [*(first if picture else []), *(_map_frame(panel, grey) for panel in panels)]
-    return (
-        f'<h2 class="lead">{lead}</h2>{legend(panels)}'
-        f'<div class="panels of-{len(shown)}" style="--ratio:{view.width}/{view.height}">{"".join(shown)}</div>'
-    )
+def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False) -> Markup:
+    """A heading (text, or a lead from here), the panels over the grey picture, and what their colours mean."""
+    return piece(
+        "stage", lead=lead, legends=legend(panels), width=view.width, height=view.height,
+        view=address(view, _JPEG) if picture else "", grey=address(view.convert("L"), _JPEG),
+        panels=[_panel(panel) for panel in panels],
+    )  # fmt: skip
 
 
-def found(model: str, panels: Iterable[Panel | Blank]) -> str:
+def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading above a map: whose evidence for what, and where it lies."""
-    return "".join(
-        f"Where {escape(model)} finds <b>{escape(panel.title)}</b>"
-        f"<small>{escape(render.where(panel.evidence, panel.signed))}</small>"
-        for panel in panels
-        if isinstance(panel, Panel)
-    )
+    maps = [panel for panel in panels if isinstance(panel, Panel)]
+    shown = [(panel.title, render.where(panel.evidence, panel.signed)) for panel in maps]
+    return piece("lead_one", model=model, found=shown)
 
 
-def figure(lead: str, png: bytes) -> str:
+def lead(view: str, name: str, rival: str) -> Markup:
+    """The heading of the other views."""
+    return piece("lead", view=view, name=name, rival=rival)
+
+
+def figure(lead: str, png: bytes) -> Markup:
     """A heading and a drawn figure."""
-    data = base64.b64encode(png).decode()
-    return f'<h2 class="lead">{lead}</h2><img class="drawn" src="data:image/png;base64,{data}" alt="">'
+    return piece("figure", lead=lead, address=data_uri(png))
 
 
-def legend(panels: Sequence[Panel | Blank]) -> str:
+def legend(panels: Sequence[Panel | Blank]) -> Markup:
     """What the colours of these panels say; each kind once."""
     maps = [panel for panel in panels if isinstance(panel, Panel) and not panel.is_difference]
     kinds = dict.fromkeys((panel.signed, panel.ends) for panel in maps)
-    return f'<div class="legends">{"".join(_legend(signed, *ends) for signed, ends in kinds)}</div>'
+    return piece("legends", found=[_legend(signed, *ends) for signed, ends in kinds])
 
 
-def notice(text: str) -> str:
+def notice(text: str) -> Markup:
     """One line about what went wrong; nothing for no text."""
     line = " ".join(text.split())
-    return f'<div class="notice" role="alert">{escape(line[:1].upper() + line[1:])}</div>' if line else ""
+    return piece("notice", line=line[:1].upper() + line[1:])
 
 
 def address(image: Image.Image, how: Mapping[str, object]) -> str:
     """A picture as a data: address."""
     buffer = io.BytesIO()
     image.save(buffer, **how)  # type: ignore[arg-type]
-    return f"data:image/{str(how['format']).lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_uri(buffer.getvalue(), str(how["format"]).lower())
 
 
-def _map_frame(panel: Panel | Blank, grey: str) -> str:
+def _thumbnail(content: bytes) -> str:
+    small = Image.open(io.BytesIO(content)).convert("RGB")
+    small.thumbnail((112, 112))
+    return address(small, _JPEG)
+
+
+def _panel(panel: Panel | Blank) -> dict[str, str]:
+    """What the template shows of a panel."""
     if isinstance(panel, Blank):
-        inside = f'<div class="failed">{escape(panel.reason)}</div>' if panel.reason else '<div class="waiting">…</div>'
-        return _frame(panel.title, "", inside)
+        return {"title": panel.title, "note": "", "key": "", "colours": "", "reason": panel.reason}
     evidence = address(layer(panel.evidence, panel.signed), _PNG)
-    text = escape(f"evidence: {panel.title}")
-    images = f'<img src="{grey}" alt=""><img class="evidence" src="{evidence}" alt="{text}">'
-    return _frame(panel.title, panel.note, images, _legend(True, *panel.ends) if panel.is_difference else "")
+    key = _legend(True, *panel.ends) if panel.is_difference else ""
+    return {"title": panel.title, "note": panel.note, "key": key, "colours": evidence, "reason": ""}
 
 
-def _frame(title: str, note: str, inside: str, below: str = "") -> str:
-    head = f"<figcaption><b>{escape(title)}</b><span>{escape(note)}</span></figcaption>"
-    return f'<figure class="panel">{head}<div class="frame">{inside}</div>{below}</figure>'
-
-
-def _legend(signed: bool, low: str, high: str) -> str:
+def _legend(signed: bool, low: str, high: str) -> Markup:
     bar = address(Image.fromarray(colours.legend(signed, opacity=1.0)), _PNG)
-    left, right = ("blue: ", "red: ") if signed else ("grey: ", "yellow: ")
-    return (
-        f'<div class="legend{" signed" if signed else ""}"><span class="low">{left}{escape(low)}</span>'
-        f'<img src="{bar}" alt=""><span class="high">{right}{escape(high)}</span></div>'
-    )
+    return piece("legend", signed=signed, low=low, high=high, bar=bar)

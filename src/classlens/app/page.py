@@ -9,7 +9,6 @@ import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from html import escape
 from typing import Any, Concatenate, ParamSpec
 
 import gradio as gr
@@ -222,15 +221,12 @@ class Handlers:
 
     def _stage(self, picture: Picture, wish: Wish, panels: Sequence[Panel | Blank]) -> str:
         labels, view = self.studio.labels(picture, wish.model), picture.views[wish.model]
-        name, other = escape(labels[wish.index]), escape(labels[wish.rival])
+        if wish.view == "one":
+            return markup.stage(markup.found(wish.model, panels), view, panels, picture=True)
+        lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival])
         if wish.view == "layers":
-            lead = f"How <b>{name}</b> is put together, from deep layers to the picture"
             return markup.figure(lead, self._decomposition(picture, wish))
-        if wish.view == "methods":
-            return markup.stage(f"<b>{name}</b> as each method sees it", view, panels)
-        if wish.view == "two":
-            return markup.stage(f"<b>{name}</b>, <b>{other}</b>, and what tells them apart", view, panels)
-        return markup.stage(markup.found(wish.model, panels), view, panels, picture=True)
+        return markup.stage(lead, view, panels)
 
     def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
         return self.studio.decomposition(picture, wish.model, wish.index, actions.agf_method(wish.method))
