@@ -10,7 +10,7 @@ from networks import build, pictures
 @pytest.mark.parametrize(
     ("method", "total"),
     [
-        ("integrated-gradients(steps=16)", 8), ("smoothgrad(samples=3)", 3), ("gradient-shap(samples=4)", 4),
+        ("integrated-gradients(steps=16)", 4), ("smoothgrad(samples=3)", 3), ("gradient-shap(samples=4)", 4),
         ("deeplift-shap", 4), ("rise(n_masks=20)", 3), ("meaningful-perturbation(steps=2)", 8),
     ],
 )  # fmt: skip

@@ -10,6 +10,10 @@ class ClasslensError(Exception):
     """Base of all errors a user can cause or mend. The text is one line: what is wrong, what to do."""
 
 
+class MissingPackage(ClasslensError):
+    """A package that is needed for this and not installed."""
+
+
 class ImageError(ClasslensError):
     """A picture that cannot be read or cannot be explained."""
 

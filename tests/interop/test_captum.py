@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import captum.attr
@@ -15,7 +19,7 @@ from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor, nn
 
 import classlens
-from classlens.errors import MethodError, ModelError, TargetError
+from classlens.errors import MethodError, MissingPackage, ModelError, TargetError
 from classlens.interop import captum as adapters
 from classlens.interop.captum import AGF, AGFRelease, class_name, image_attr
 from classlens.methods import METHODS, Case, Result, registry
@@ -80,6 +84,30 @@ def test_equals_captums_own_class_channel_by_channel(method: str) -> None:
     ours = getattr(adapters, class_name(method))(model, **our_options).attribute(x, target=torch.tensor([3, 1]))
     expected = theirs(model).attribute(x.clone().requires_grad_(), target=torch.tensor([3, 1]), **their_options)
     torch.testing.assert_close(ours, expected.detach(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 50])
+def test_integrated_gradients_are_captums_bit_for_bit(steps: int) -> None:
+    """In float32. In float64 captum rounds the weights of the rule to float32; ours are exact."""
+    model, x = build("plain"), pictures(3)
+    ours = adapters.IntegratedGradients(model, steps=steps).attribute(x, target=torch.tensor([3, 1, 0]))
+    theirs = captum.attr.IntegratedGradients(model)
+    expected = theirs.attribute(x, target=torch.tensor([3, 1, 0]), n_steps=steps, internal_batch_size=8)
+    assert torch.equal(ours, expected.detach())
+
+
+def test_without_captum_an_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    with pytest.raises(MissingPackage, match=r"need captum: pip install 'classlens\[captum\]'"):
+        importlib.reload(adapters)
+    assert not any(name.startswith("captum") for name in _imported("import classlens; classlens.METHODS"))
+
+
+def _imported(code: str) -> list[str]:
+    """The modules that are there after some lines in a process of their own."""
+    ask = f"{code}; import sys, json; print(json.dumps(sorted(sys.modules)))"
+    found: list[str] = json.loads(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
+    return found
 
 
 class Dense(nn.Module):

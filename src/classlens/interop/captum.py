@@ -16,18 +16,22 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from captum.attr import Attribution
-from captum.log import log_usage
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classlens.core.capture import Picker, pick_output
 from classlens.core.rules.generic import divide
 from classlens.core.targets import Targets
-from classlens.errors import ImageError, ModelError, TargetError
+from classlens.errors import ImageError, MissingPackage, ModelError, TargetError
 from classlens.explanation import Explanation, run
 from classlens.methods import METHODS, check_options
 from classlens.models.loaded import LoadedModel
+
+try:
+    from captum.attr import Attribution
+    from captum.log import log_usage
+except ImportError:
+    raise MissingPackage("methods as captum classes need captum: pip install 'classlens[captum]'") from None
 
 # Words of method names that are not spelled with one capital letter.
 _SPELLED = {
