@@ -14,6 +14,10 @@ class ImageError(ClasslensError):
     """A picture that cannot be read or cannot be explained."""
 
 
+class DataError(ClasslensError):
+    """A data set that is not laid out as expected, or cannot serve a test."""
+
+
 class ModelError(ClasslensError):
     """A model that cannot be found, loaded or run."""
 

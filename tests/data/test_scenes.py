@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from classlens.data.layouts import IGNORE, DataError, open_dataset
+from classlens.data.layouts import open_dataset
+from classlens.data.masks import IGNORE
 from classlens.data.scenes import compose_scenes, filled, palette
+from classlens.errors import DataError
 from classlens.training import open_data
 
 COLOURS = {"Abyssinian": (220, 40, 40), "shiba_inu": (40, 220, 40), "pug": (40, 40, 220), "Sphynx": (220, 220, 40)}

@@ -17,7 +17,7 @@ from PIL import Image
 from world import make
 
 import classlens
-from classlens.data.layouts import half_of
+from classlens.data.divide import half_of
 from classlens.errors import MethodError
 from classlens.evaluate import DataError, Settings, SettingsError, run
 from classlens.evaluate.records import SCHEMAS, Store

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from classlens.data.layouts import Dataset, Item, Mask
+from classlens.data.layouts import Dataset, Item
+from classlens.data.masks import Mask
 from classlens.errors import ImageError, ModelError
 from classlens.evaluate.network import Network
 from classlens.evaluate.worker import framed_mask
@@ -146,20 +147,16 @@ def _read(subject: Subject, items: Sequence[Item], skipped: dict[str, str], with
         try:
             image, picture = subject.read(item)
         except ImageError as error:
-            skipped[item.name] = _reason(subject, error)
+            skipped[item.name] = subject.dataset.why(error)
             continue
         try:
             mask = subject.mask(item, picture)
         except ImageError as error:
-            without_mask[item.name] = _reason(subject, error)
+            without_mask[item.name] = subject.dataset.why(error)
         found.append((item, image, mask))
     if len({image.shape for _, image, _ in found}) > 1:
         raise ModelError("the model takes pictures of any size, so they make no batch; use --batch-size 1")
     return found
-
-
-def _reason(subject: Subject, error: ImageError) -> str:
-    return str(error).replace(f"{subject.dataset.root}/", "")
 
 
 def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -> Iterator[Record]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from classlens.data.layouts import DataError, open_dataset
+from classlens.data.layouts import open_dataset
+from classlens.errors import DataError
 from classlens.evaluate.run import versions
 from classlens.evaluate.settings import SettingsError
 from classlens.files import write_text

@@ -17,8 +17,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, folded
-from classlens.errors import ImageError
+from classlens.data.labels import folded
+from classlens.data.layouts import Dataset, Item
+from classlens.data.masks import IGNORE, Mask
+from classlens.errors import DataError, ImageError
 from classlens.evaluate.metrics import Metric, metrics
 from classlens.evaluate.network import short_name
 from classlens.evaluate.segmentation import foreground_scores
