@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odd import LATIN, SHOWN
 from PIL import Image
 
 from classlens.data.divide import half_of
@@ -183,7 +184,7 @@ def test_labels_in_a_table(tmp_path: Path) -> None:
     assert data.picture(data.items[0]).size == (8, 6)
     found = open_divided(f"csv:{tmp_path}")
     assert [[i.name[9] for i in part] for part in (*found.parts, found.neither)] == [["a"], ["d", "c"], ["b"]]
-    with pytest.raises(DataError, match="has no pictures in the split 'test'"):
+    with pytest.raises(DataError, match="holds no pictures in the split 'test'"):
         open_dataset(f"csv:{tmp_path}", "test")
 
 
@@ -225,3 +226,34 @@ def test_the_shared_data_are_recognised(shared: Path) -> None:
         ("oxford-pets", "pets", 370),
         ("voc", "voc", 500),
     ]
+
+
+def test_names_that_are_no_utf8_are_escaped_and_their_files_found(tmp_path: Path) -> None:
+    for name in ("a.png", LATIN):
+        save(tmp_path / "cats" / name, GREY)
+    folder, label = Path(LATIN).stem, Path(SHOWN).stem
+    (tmp_path / "cats").rename(tmp_path / folder)
+    data = open_dataset(tmp_path)
+    assert [(item.name, item.label) for item in data.items] == [(f"{label}/a.png", label), (f"{label}/{SHOWN}", label)]
+    assert open_dataset(tmp_path / folder).name == label
+    assert data.picture(data.items[1]).size == (8, 6)
+    assert len(data_hash(data, data.items)) == 16
+    assert {half_of(item.name) for item in data.items} <= {"A", "B"}
+    (tmp_path / folder / "a.png").rename(tmp_path / folder / SHOWN)  # a backslash of its own, so two have one name
+    with pytest.raises(DataError, match="files of the same name once it is written as UTF-8"):
+        open_dataset(tmp_path)
+
+
+def test_lists_that_are_no_utf8_are_named(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_bytes(b"image,labels\na.png,caf\xe9\n")
+    with pytest.raises(DataError, match=r"labels.csv is no UTF-8 text"):
+        open_dataset(f"csv:{tmp_path}")
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(DataError, match=r"cannot be listed: .*Permission denied"):
+        open_dataset(tmp_path)

@@ -126,7 +126,7 @@ def test_a_corrupt_mask_is_counted(pets: Path, tmp_path: Path) -> None:
     (root / "annotations" / "trimaps" / "pug_0.png").write_bytes(b"no mask")
     Image.fromarray(np.full((60, 80), 2, np.uint8)).save(root / "annotations" / "trimaps" / "pug_1.png")
     made = compose_scenes(root, tmp_path / "out", train=2, val=1, side=64)
-    assert made.remark.startswith("2 pictures left out, such as pug_0.jpg (the mask pug_0.png cannot be read")
+    assert made.remark.startswith("2 pictures left out, such as pug_0.jpg (the mask pug_0.png is not a picture")
     for number in (2, 3):
         (root / "annotations" / "trimaps" / f"pug_{number}.png").write_bytes(b"no mask")
     with pytest.raises(DataError, match="'pug' has one usable picture"):

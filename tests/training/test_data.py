@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from odd import REFUSED, SHOWN, odd_files, rename_latin
 from PIL import Image
 from squares import LABELS, picture
 
@@ -77,7 +78,7 @@ def test_a_corrupt_mask_a_corrupt_picture_and_no_labels_are_counted(voc: Path, t
     data = open_data(root, "voc")
     assert (len(data.train), len(data.val)) == (20, 11)
     reasons = {s.name: s.reason for s in data.skipped}
-    assert "mask train00.png cannot be read" in reasons["train00"]
+    assert "mask train00.png is not a picture in a known format" in reasons["train00"]
     assert "train01.jpg is not a picture" in reasons["train01"]
     assert reasons["train02"] == "it has no label"
     assert reasons["train03"] == "its mask is 5x5, the picture 24x24"
@@ -153,3 +154,17 @@ def test_data_that_are_not_there(tmp_path: Path) -> None:
         open_data(tmp_path, "folders")
     with pytest.raises(DataError, match="there is no layout 'coco'; there are voc, csv, folders"):
         open_data(tmp_path, "coco")
+
+
+def test_files_that_are_no_pictures_are_counted(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(10):
+            save(tmp_path / name / f"{number}.png", number)
+    rename_latin(tmp_path / "cat" / "3.png")
+    with odd_files(tmp_path / "cat"):
+        data = open_data(tmp_path, "folders")
+    assert len(data.train) + len(data.val) == 20
+    assert {s.name: s.reason for s in data.skipped}.keys() == {f"cat/{name}" for name in REFUSED}
+    assert all(REFUSED[s.name.removeprefix("cat/")] in s.reason for s in data.skipped)
+    assert f"cat/{SHOWN}" in {item.name for item in (*data.train, *data.val)}
+    assert len(data.hash) == 16

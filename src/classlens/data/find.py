@@ -9,6 +9,7 @@ For each layout a function that finds where a data set begins, and one that list
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def voc_items(root: Path, split: str | None) -> Iterable[Item]:
         if not file.is_file():
             there = ", ".join(sorted(path.stem for path in lists.glob("*.txt"))) or "none"
             raise DataError(f"{root} has no split {part!r} (ImageSets/Segmentation/{part}.txt); there are: {there}")
-        for name in file.read_text(encoding="utf-8").split():
+        for name in _text(file).split():
             image, mask = root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png"
             yield Item(name, image, mask, split=part)
 
@@ -103,7 +104,7 @@ def voc_classes(root: Path) -> tuple[str, ...]:
     file = root / "labels.txt"
     if not file.is_file():
         return VOC_CLASSES
-    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    names = tuple(line.strip() for line in _text(file).splitlines() if line.strip())
     if not 0 < len(names) < IGNORE:
         raise DataError(f"{file} must name 1 to {IGNORE - 1} classes, one a line; it has {len(names)}")
     check_class_names(names)
@@ -131,6 +132,14 @@ def two_folders(images: str, masks: str) -> Callable[[Path], Path | None]:
     return lambda root: root if (root / images).is_dir() and (root / masks).is_dir() else None
 
 
+def _text(file: Path) -> str:
+    """A list that people write; with a byte order mark or without."""
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no UTF-8 text: save it as UTF-8 ({error})") from error
+
+
 def _by_stem(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_in(folder, deep=True)}
 
@@ -156,10 +165,9 @@ def csv_file(root: Path) -> Path | None:
 
 def csv_items(file: Path, _split: str | None) -> Iterable[Item]:
     """A row for each picture: its labels with `;` between them, and its split, if any row has one."""
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        columns = reader.fieldnames or []
-        rows = list(reader)
+    reader = csv.DictReader(io.StringIO(_text(file), newline=""))
+    columns = reader.fieldnames or []
+    rows = list(reader)
     missing = {"image", "labels"} - set(columns)
     if missing:
         raise DataError(f"{file} lacks the column {' and '.join(sorted(missing))}; it has {', '.join(columns)}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from classlens.data.divide import half_of, hold_out, shuffled
 from classlens.data.find import SPLITS, Item
 from classlens.data.images import open_image
 from classlens.data.masks import IGNORE, Mask, anything_but_zero, class_indices, read_mask, trimap
-from classlens.errors import DataError, ImageError
+from classlens.errors import DataError, ImageError, printable
 
 __all__ = ["LAYOUTS", "Dataset", "Divided", "Item", "Layout", "data_hash", "open_dataset", "open_divided", "size_of"]
 
@@ -87,7 +88,7 @@ class Dataset:
 
     def why(self, error: ImageError) -> str:
         """Why a picture was left out, without where on the machine it is."""
-        return str(error).replace(f"{self.folder}/", "")
+        return str(error).replace(printable(f"{self.folder}/"), "")
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,39 @@ def open_dataset(path: str | os.PathLike[str], split: str | None = "val") -> Dat
     if not root.exists():
         raise DataError(f"there is no data at {root}: check the path")
     candidates = {said: LAYOUTS[said]} if said else LAYOUTS
-    for name, layout in candidates.items():
-        start = layout.find(root) if said or not layout.only_by_name else None
-        if start is not None:
-            items = list(layout.items(start, split))
-            if not items:
-                raise DataError(f"{root} is laid out as {name}, but holds no pictures; found {_contents(start)}")
-            wanted = tuple(item for item in items if split is None or item.split in (None, split))
-            if not wanted:
-                raise DataError(f"{root} has no pictures in the split {split!r}: give another")
-            in_order = wanted if layout.ordered else tuple(sorted(wanted, key=lambda item: item.name))
-            return Dataset(_short_name(start), name, start, in_order, layout.classes(start))
+    try:
+        for name, layout in candidates.items():
+            start = layout.find(root) if said or not layout.only_by_name else None
+            if start is not None:
+                items = _items(layout, start, split, f"{root} is laid out as {name}, but holds")
+                return Dataset(_short_name(start), name, start, items, layout.classes(start))
+        found = _contents(root)
+    except OSError as error:
+        raise DataError(f"{root} cannot be listed: {error}") from error
     expected = "; or ".join(f"{name}: {layout.expected}" for name, layout in candidates.items())
-    raise DataError(f"{root} is not laid out as expected ({expected}); found {_contents(root)}")
+    raise DataError(f"{root} is not laid out as expected ({expected}); found {found}")
+
+
+def _items(layout: Layout, start: Path, split: str | None, complaint: str) -> tuple[Item, ...]:
+    """The pictures of a split, in their order; at least one."""
+    found = list(layout.items(start, split))
+    if not found:
+        raise DataError(f"{complaint} no pictures; found {_contents(start)}")
+    everything = [_escaped(item) for item in found]
+    if everything != found and len({item.name for item in everything}) < len(found):
+        raise DataError(f"{complaint} files of the same name once it is written as UTF-8: rename them")
+    wanted = [item for item in everything if split is None or item.split in (None, split)]
+    if not wanted:
+        raise DataError(f"{complaint} no pictures in the split {split!r}: give another")
+    return tuple(wanted if layout.ordered else sorted(wanted, key=lambda item: item.name))
+
+
+def _escaped(item: Item) -> Item:
+    """With a name that every table, page and terminal takes; the path of its file stays as it is."""
+    name, label = printable(item.name), None if item.label is None else printable(item.label)
+    if (name, label) == (item.name, item.label):
+        return item
+    return replace(item, name=name, label=label, classes=frozenset(map(printable, item.classes)))
 
 
 def open_divided(path: str | os.PathLike[str], seed: int = 0) -> Divided:
@@ -166,7 +187,11 @@ def size_of(part: Path | int | None) -> int | None:
     """The size of a file, -1 if it is not there; a position in another file stays as it is."""
     if not isinstance(part, Path):
         return part
-    return part.stat().st_size if part.is_file() else -1
+    try:
+        found = part.stat()
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
 
 
 # ------------------------------------------------------------------------------------------------------- texts
@@ -199,7 +224,7 @@ def _short_name(root: Path) -> str:
     path = root.resolve()
     path = path.parent if path.name == "labels.csv" else path
     parts = [path.stem if path.suffix in (".mat", ".csv") else path.name, *(parent.name for parent in path.parents)]
-    return next((part for part in parts if part.lower() not in _PLAIN_NAMES), "data")
+    return printable(next((part for part in parts if part.lower() not in _PLAIN_NAMES), "data"))
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classlens.errors import DataError
+from classlens.errors import DataError, ImageError
 
 
 def names_in(path: Path) -> list[str]:
@@ -28,23 +28,27 @@ def names_in(path: Path) -> list[str]:
     count = len(content["value/img"])
     if "id" not in content["value"]:
         return [str(index) for index in range(count)]
-    return ["".join(chr(code) for code in _cell(content, "id", index).ravel()) for index in range(count)]
+    return ["".join(chr(code) for code in _cell(path, "id", index).ravel()) for index in range(count)]
 
 
 def read_image(path: Path, index: int) -> NDArray[np.uint8]:
     """(H,W,3)."""
-    return np.ascontiguousarray(_cell(_hdf5(path), "img", index).T).astype(np.uint8)
+    return np.ascontiguousarray(_cell(path, "img", index).T).astype(np.uint8)
 
 
 def read_mask(path: Path, index: int) -> NDArray[Any]:
     """(H,W), the values as they are stored."""
+    return _cell(path, "gt", index, nested=True).T
+
+
+def _cell(path: Path, name: str, index: int, nested: bool = False) -> NDArray[Any]:
+    """One array of the file; a mask lies in a cell array of its own."""
     content = _hdf5(path)
-    cell = content[content["value/gt"][index, 0]]  # a cell array of one mask
-    return np.asarray(content[cell[0, 0]]).T
-
-
-def _cell(content: Any, name: str, index: int) -> NDArray[Any]:
-    return np.asarray(content[content[f"value/{name}"][index, 0]])
+    try:
+        cell = content[content[f"value/{name}"][index, 0]]
+        return np.asarray(content[cell[0, 0]] if nested else cell)
+    except (OSError, KeyError, RuntimeError, ValueError) as error:  # h5py has no kind of its own
+        raise ImageError(f"picture {index} of {path.name} cannot be read: {error}") from error
 
 
 @cache

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import Mask
-from classlens.errors import ImageError, ModelError
+from classlens.errors import ImageError, ModelError, NotFiniteError
 from classlens.evaluate.network import Network
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
@@ -165,15 +165,22 @@ def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -
         explanation = subject.explain(images)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"out of memory; give a smaller --batch-size than {len(batch)}") from error
+    except NotFiniteError:
+        if len(batch) > 1:  # one must not cost the others their records
+            for single in batch:
+                yield from _records(subject, [single], skipped)
+        else:
+            skipped[batch[0][0].name] = _NOT_FINITE
+        return
     probabilities = subject.probabilities(explanation.logits)
     if probabilities.shape[1] < 2:
         raise ModelError("the model has a single output; a report needs classes to tell apart")
     labels = Labels(subject.dataset, subject.model.labels, probabilities.shape[1])
     for row, (item, image, mask) in enumerate(batch):
         evidence = explanation.maps[row, 0].cpu().double().numpy()
-        share = measure.positive_shares(evidence) if np.isfinite(evidence).all() else None
+        share = measure.positive_shares(evidence)
         if share is None:
-            skipped[item.name] = _NO_EVIDENCE if np.isfinite(evidence).all() else _NOT_FINITE
+            skipped[item.name] = _NO_EVIDENCE
             continue
         predicted = int(explanation.targets[row, 0])
         shown = None if mask is None else labels.object_mask(mask, predicted)

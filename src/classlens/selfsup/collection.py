@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from classlens.data.divide import shuffled
 from classlens.data.images import open_image
 from classlens.data.layouts import Item, open_divided, size_of
-from classlens.errors import DataError, ImageError
+from classlens.errors import DataError, ImageError, printable
 from classlens.files import remove_drafts, replacing, text_hash, write_json
 from classlens.models import Preprocess
 from classlens.progress import Progress
@@ -141,7 +141,7 @@ def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) 
         try:
             return np.asarray(square.frame(open_image(item.image))).transpose(2, 0, 1)
         except ImageError as error:
-            return str(error).replace(str(item.image), item.name)
+            return str(error).replace(printable(str(item.image)), item.name)
 
     remove_drafts(file.parent, file.name)  # of a run that was killed: it may be large
     kept: list[int] = []
