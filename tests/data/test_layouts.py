@@ -219,15 +219,6 @@ def test_every_layout_says_what_it_expects() -> None:
     assert len({layout.expected for layout in LAYOUTS.values()}) == len(LAYOUTS)
 
 
-def test_the_shared_data_are_recognised(shared: Path) -> None:
-    found = [open_dataset(shared / "data" / name) for name in ("imagenet-sample", "oxford-pets", "voc")]
-    assert [(d.name, d.layout, len(d.items)) for d in found] == [
-        ("imagenet-sample", "imagenet", 500),
-        ("oxford-pets", "pets", 370),
-        ("voc", "voc", 500),
-    ]
-
-
 def test_names_that_are_no_utf8_are_escaped_and_their_files_found(tmp_path: Path) -> None:
     for name in ("a.png", LATIN):
         save(tmp_path / "cats" / name, GREY)
