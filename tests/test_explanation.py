@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import classlens
-from classlens.errors import ClasslensError, ImageError, MethodError, ModelError, TargetError
+from classlens.errors import ClasslensError, ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.explanation import operations
 from classlens.models import LoadedModel, Preprocess
 from networks import build, pictures
@@ -150,3 +150,20 @@ def test_one_output_leaves_nothing_to_compare_with(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 1)).eval()
     with pytest.raises(TargetError, match="one output only"):
         classlens.explain(model, torch.rand(1, 3, 8, 8), 0, name)
+
+
+@pytest.mark.parametrize("method", ["agf", "agf-release", "lrp", "clrp", "excitation-bp", "sobel"])
+def test_a_map_that_overflows_is_refused(method: str) -> None:
+    """ReLU6 hides what overflows below it, so the logits are sound; the maps would be NaN all over."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU6(), nn.Conv2d(6, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(5, 4)).eval()
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    images[1] *= 3e38
+    assert torch.isfinite(model(images)).all()
+    with pytest.raises(
+        NotFiniteError, match=rf"map of image 1 by {method} holds NaN .* from -3e\+38 to 3e\+38"
+    ) as caught:
+        classlens.explain(model, images, 1, method)
+    assert "\n" not in str(caught.value)
+    assert torch.isfinite(classlens.explain(model, images[:1], 1, method).maps).all()

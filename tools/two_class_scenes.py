@@ -20,7 +20,8 @@ from PIL import Image
 
 import classlens
 from classlens import render
-from classlens.data.layouts import IGNORE, Dataset, open_dataset
+from classlens.data.layouts import Dataset, open_dataset
+from classlens.data.masks import IGNORE
 from classlens.errors import TargetError
 
 METHODS = ("agf", "gradcam", "lrp", "clrp", "agf-release")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from classlens.core.capture import Picker, record, record_logits, unwrap
 from classlens.core.targets import Targets, name_of, resolve_targets
 from classlens.data.images import check_batch
-from classlens.errors import ImageError, ModelError, TargetError
+from classlens.errors import ImageError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
 from classlens.methods import Case, LayerTrace, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel
@@ -176,7 +176,9 @@ def run(
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
         case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=True)
-        return case, chosen.run(case, **options)
+        result = chosen.run(case, **options)
+    _check_maps(result.maps, batch, chosen.name)
+    return case, result
 
 
 def operations(model: LoadedModel) -> dict[str, int]:
@@ -230,6 +232,18 @@ def _check_logits(logits: Tensor, batch: int) -> None:
     if not finite.all():
         row = int((~finite).nonzero()[0])
         raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
+
+
+def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
+    """Numbers that overflow inside of the network may still give sound logits, but no map."""
+    finite = torch.isfinite(maps).flatten(1).all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        low, high = batch[row].aminmax()
+        raise NotFiniteError(
+            f"the map of image {row} by {method} holds NaN or infinite values; its input runs from {float(low):.3g} to "
+            f"{float(high):.3g}: check the preprocessing and the weights"
+        )
 
 
 def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd import LATIN, SHOWN, odd_files, rename_latin
 from PIL import Image
 
 import classlens
@@ -301,3 +302,15 @@ def test_a_folder_is_explained_picture_by_picture(run: Any, folder: Path) -> Non
     assert {path.name for path in (folder / "out").iterdir()} == {"one", "two"}
     (folder / "empty").mkdir()
     assert "no picture in empty" in run("explain", "empty", "--model", "tiny:net").error
+
+
+def test_a_name_that_is_no_utf8_is_shown_escaped(folder: Path, run: Any) -> None:
+    rename_latin(folder / "one.png")
+    done = run("explain", LATIN, "pipe.png", "--model", "tiny:net", "--method", "gradcam")
+    assert SHOWN in done.out
+    assert (done.code, "pipe.png does not exist" in done.error) == (2, True)
+    (folder / "out").rename(folder / "first")
+    with odd_files(folder):
+        refused = run("explain", LATIN, "pipe.png", "--model", "tiny:net", "--method", "gradcam")
+    assert (refused.code, "pipe.png is no regular file" in refused.error) == (2, True)
+    assert (folder / "out" / Path(LATIN).stem / "figure.png").is_file()

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from classlens import cli
+from classlens.cli.options import Layout
+from classlens.training import LAYOUTS
 
 
 def command(*arguments: object) -> int:
@@ -67,3 +69,7 @@ def test_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list((two / "JPEGImages").iterdir())) == 4
     assert command("data", "compose", "--data", tmp_path, "--out", two) == 2
     assert "exists: give a new folder" in capsys.readouterr().err
+
+
+def test_the_layouts_on_offer_are_those_that_can_train() -> None:
+    assert [layout.value for layout in Layout] == list(LAYOUTS)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import struct
+import re
 import threading
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from odd import LATIN, REFUSED, SHOWN, odd_files, png_of_size
+from PIL import Image, ImageFile
 
 from classlens.data.images import ahead, check_batch, open_image, to_image, to_tensor
 from classlens.errors import ImageError
@@ -33,18 +33,6 @@ def photo(height: int = 20, width: int = 30) -> Image.Image:
 
 def pixels(image: Image.Image) -> list[list[tuple[int, ...]]]:
     return [[tuple(pixel) for pixel in row] for row in np.asarray(image).tolist()]
-
-
-def png_of_size(width: int, height: int) -> bytes:
-    """A PNG whose header claims a size; there is nearly nothing behind it."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 9)) + chunk(b"IEND", b"")
-    )
 
 
 # Sources.
@@ -117,6 +105,32 @@ def test_a_missing_file_a_folder_and_a_wrong_type_are_named(tmp_path: Path) -> N
     closed.close()
     with pytest.raises(ImageError, match="cannot be read"):
         open_image(closed)
+
+
+def test_only_regular_files_are_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    with odd_files(tmp_path):
+        for name, text in REFUSED.items():
+            with pytest.raises(ImageError, match=re.escape(text)) as error:
+                open_image(tmp_path / name)
+            assert name in str(error.value)
+
+
+def test_a_disk_that_fails_is_told_from_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(photo()))
+
+    def fails(self: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fails)  # in the middle of the file, after a sound header
+    with pytest.raises(ImageError, match=r"a\.png cannot be read: \[Errno 5\]"):
+        open_image(path)
+
+
+def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
+    with pytest.raises(ImageError) as error:
+        open_image(tmp_path / LATIN)
+    assert str(error.value) == f"{tmp_path}/{SHOWN} does not exist: check the path"
 
 
 # Sizes.

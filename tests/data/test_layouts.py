@@ -4,20 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odd import LATIN, SHOWN
 from PIL import Image
 
-from classlens.data.labels import imagenet
-from classlens.data.layouts import (
-    VOC_CLASSES,
-    DataError,
-    check_class_names,
-    class_outputs,
-    data_hash,
-    half_of,
-    label_index,
-    open_dataset,
-)
-from classlens.errors import ImageError
+from classlens.data.divide import half_of
+from classlens.data.find import VOC_CLASSES
+from classlens.data.layouts import LAYOUTS, data_hash, open_dataset, open_divided
+from classlens.errors import DataError, ImageError
 
 
 def save(path: Path, values: np.ndarray, palette: bool = False) -> None:
@@ -157,35 +150,6 @@ def test_the_data_hash_sees_names_and_sizes(labelled: Path, masked: Path) -> Non
     assert data_hash(data, data.items) != data_hash(data, data.items[1:])
 
 
-def test_which_output_a_label_means() -> None:
-    assert label_index("n02099601", imagenet(), 1000) == imagenet().index("golden retriever")
-    assert label_index("n02099601", None, 1000) == imagenet().index("golden retriever")
-    assert label_index("n02099601", ("cat", "dog"), 2) is None
-    assert label_index("Dog", ("cat", "dog"), 2) == 1
-    assert label_index("7", None, 10) == 7
-    assert label_index("7", None, 5) is None
-    assert label_index(None, None, 5) is None
-
-
-def test_which_outputs_are_the_masks_classes() -> None:
-    renamed = {"tvmonitor": "tv monitor", "pottedplant": "Potted plant", "diningtable": "dining-table"}
-    names = tuple(renamed.get(name, name) for name in reversed(VOC_CLASSES))
-    outputs = class_outputs(VOC_CLASSES, names, 20)
-    assert outputs is not None
-    assert [names[i] for i in outputs[:3]] == ["aeroplane", "bicycle", "bird"]
-    assert names[outputs[19]] == "tv monitor"
-    assert class_outputs(VOC_CLASSES, None, 20) == tuple(range(20))
-    assert class_outputs(VOC_CLASSES, imagenet(), 1000) is None
-    assert class_outputs(None, None, 20) is None
-    assert class_outputs(("cat", "dog"), ("dog", "cow"), 2) is None
-
-
-@pytest.mark.parametrize("names", [("cat", "Cat"), ("tv monitor", "dog", "tv_monitor"), ("a", "a")])
-def test_class_names_that_nobody_can_tell_apart(names: tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match="differ at most in case or spaces"):
-        check_class_names(names)
-
-
 def test_a_voc_layout_with_classes_of_its_own(tmp_path: Path) -> None:
     for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (tmp_path / folder).mkdir(parents=True)
@@ -202,4 +166,85 @@ def test_a_voc_layout_with_classes_of_its_own(tmp_path: Path) -> None:
         open_dataset(tmp_path)
     (tmp_path / "labels.txt").write_text("\n")
     with pytest.raises(DataError, match="it has 0"):
+        open_dataset(tmp_path)
+
+
+def test_labels_in_a_table(tmp_path: Path) -> None:
+    for name in "abcd":
+        save(tmp_path / "pictures" / f"{name}.png", GREY)
+    rows = ["d.png,cat; dog,val", "a.png,cat,train", "c.png,dog,val", "b.png,dog,"]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,labels,split", *(f"pictures/{row}" for row in rows)]))
+    assert open_dataset(tmp_path).layout == "imagenet"  # a table is read when it is asked for, never by surprise
+    data = open_dataset(f"csv:{tmp_path}")
+    assert (data.name, data.root) == (tmp_path.name, tmp_path / "labels.csv")
+    assert [(i.name, i.label, i.classes) for i in data.items] == [  # in the order of the table
+        ("pictures/d.png", None, {"cat", "dog"}),
+        ("pictures/c.png", "dog", {"dog"}),
+    ]
+    assert data.picture(data.items[0]).size == (8, 6)
+    found = open_divided(f"csv:{tmp_path}")
+    assert [[i.name[9] for i in part] for part in (*found.parts, found.neither)] == [["a"], ["d", "c"], ["b"]]
+    with pytest.raises(DataError, match="holds no pictures in the split 'test'"):
+        open_dataset(f"csv:{tmp_path}", "test")
+
+
+def test_folders_named_by_several_classes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("cat", "cat+dog"):
+            save(tmp_path / split / name / "a.png", GREY)
+    data = open_dataset(f"folders:{tmp_path}")
+    assert [(i.name, i.label) for i in data.items] == [("val/cat/a.png", "cat"), ("val/cat+dog/a.png", None)]
+    with pytest.raises(DataError, match="folders: a folder of pictures for each class"):
+        open_dataset(tmp_path)  # nor are they recognised
+
+
+def test_what_divides_itself_and_what_is_divided(labelled: Path, tmp_path: Path) -> None:
+    whole = open_dataset(labelled)
+    train, val = open_divided(labelled, seed=3).parts
+    assert set(val) == set(whole.select(None, 3)[::5])  # every fifth of the order that the seed decides
+    assert set(train) == set(whole.items) - set(val)
+    assert list(train) == [item for item in whole.items if item in train]
+    assert open_divided(labelled, seed=4).parts[1] != val
+    for part, name in (("train", "a.png"), ("val", "b.png")):
+        save(tmp_path / part / name, GREY)
+    own = open_divided(tmp_path)
+    assert [[item.name for item in part] for part in own.parts] == [["a.png"], ["b.png"]]
+
+
+def test_every_layout_says_what_it_expects() -> None:
+    assert {name for name, layout in LAYOUTS.items() if layout.decode} == {
+        "voc", "pets", "masks", "imagenet-segmentation",
+    }  # fmt: skip
+    assert {name for name, layout in LAYOUTS.items() if layout.names_all} == {"voc", "csv", "folders"}
+    assert len({layout.expected for layout in LAYOUTS.values()}) == len(LAYOUTS)
+
+
+def test_names_that_are_no_utf8_are_escaped_and_their_files_found(tmp_path: Path) -> None:
+    for name in ("a.png", LATIN):
+        save(tmp_path / "cats" / name, GREY)
+    folder, label = Path(LATIN).stem, Path(SHOWN).stem
+    (tmp_path / "cats").rename(tmp_path / folder)
+    data = open_dataset(tmp_path)
+    assert [(item.name, item.label) for item in data.items] == [(f"{label}/a.png", label), (f"{label}/{SHOWN}", label)]
+    assert open_dataset(tmp_path / folder).name == label
+    assert data.picture(data.items[1]).size == (8, 6)
+    assert len(data_hash(data, data.items)) == 16
+    assert {half_of(item.name) for item in data.items} <= {"A", "B"}
+    (tmp_path / folder / "a.png").rename(tmp_path / folder / SHOWN)  # a backslash of its own, so two have one name
+    with pytest.raises(DataError, match="files of the same name once it is written as UTF-8"):
+        open_dataset(tmp_path)
+
+
+def test_lists_that_are_no_utf8_are_named(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_bytes(b"image,labels\na.png,caf\xe9\n")
+    with pytest.raises(DataError, match=r"labels.csv is no UTF-8 text"):
+        open_dataset(f"csv:{tmp_path}")
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(DataError, match=r"cannot be listed: .*Permission denied"):
         open_dataset(tmp_path)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from classlens.data.layouts import IGNORE, DataError, open_dataset
+from classlens.data.layouts import open_dataset
+from classlens.data.masks import IGNORE
 from classlens.data.scenes import compose_scenes, filled, palette
+from classlens.errors import DataError
 from classlens.training import open_data
 
 COLOURS = {"Abyssinian": (220, 40, 40), "shiba_inu": (40, 220, 40), "pug": (40, 40, 220), "Sphynx": (220, 220, 40)}
@@ -124,7 +126,7 @@ def test_a_corrupt_mask_is_counted(pets: Path, tmp_path: Path) -> None:
     (root / "annotations" / "trimaps" / "pug_0.png").write_bytes(b"no mask")
     Image.fromarray(np.full((60, 80), 2, np.uint8)).save(root / "annotations" / "trimaps" / "pug_1.png")
     made = compose_scenes(root, tmp_path / "out", train=2, val=1, side=64)
-    assert made.remark.startswith("2 pictures left out, such as pug_0.jpg (the mask pug_0.png cannot be read")
+    assert made.remark.startswith("2 pictures left out, such as pug_0.jpg (the mask pug_0.png is not a picture")
     for number in (2, 3):
         (root / "annotations" / "trimaps" / f"pug_{number}.png").write_bytes(b"no mask")
     with pytest.raises(DataError, match="'pug' has one usable picture"):

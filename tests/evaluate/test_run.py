@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd import LATIN, REFUSED, SHOWN, odd_files, rename_latin
 from PIL import Image
 from world import make
 
 import classlens
-from classlens.data.layouts import half_of
+from classlens.data.divide import half_of
 from classlens.errors import MethodError
 from classlens.evaluate import DataError, Settings, SettingsError, run
 from classlens.evaluate.records import SCHEMAS, Store
@@ -313,3 +314,25 @@ def test_workers_leave_the_model_as_it_was(labelled: Path, tmp_path: Path) -> No
     before = {key: value.clone() for key, value in worker.network.module.state_dict().items()}
     run(settings(labelled, tests=("sanity", "perturbation")), tmp_path)
     assert all(torch.equal(before[key], value) for key, value in worker.network.module.state_dict().items())
+
+
+def test_odd_files_are_skipped_and_odd_names_shown_escaped(masked: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(masked, tmp_path / LATIN))
+    for folder in ("images", "masks"):
+        rename_latin(root / folder / "red3.png")
+    out = tmp_path / f"out-{LATIN}"
+    chosen = settings(root, tests=("perturbation", "segmentation"), everything=False, limit=None, methods=("gradcam",))
+    with odd_files(root / "images"):
+        run(chosen, out, command=["classlens", "evaluate", "--data", str(root)])
+        first = rows(out)
+        run(chosen, out)  # goes on: nothing is left to do
+    assert rows(out) == first
+    found = Store(out).read("segmentation").to_pylist()
+    assert (len(found), {row["data"] for row in found}) == (24, {SHOWN})
+    assert SHOWN in {row["image"] for row in found}
+    reasons = {row["image"]: row["reason"] for row in Store(out).read("skipped").to_pylist()}
+    assert reasons.keys() == REFUSED.keys()
+    assert all(text in reasons[name] for name, text in REFUSED.items())
+    for file in ("table.md", "report.html", "table.csv"):
+        assert SHOWN in (out / file).read_text(encoding="utf-8")
+    assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["runs"][-1]["data"][0]["name"] == SHOWN

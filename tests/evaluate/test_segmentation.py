@@ -5,7 +5,7 @@ import pytest
 from world import picture
 
 import goldens
-from classlens.data.layouts import IGNORE
+from classlens.data.masks import IGNORE
 from classlens.evaluate import segmentation
 from classlens.evaluate.stats import estimate, ratio
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from classlens.data.layouts import IGNORE
+from classlens.data.masks import IGNORE
 from classlens.report import measure
 
 

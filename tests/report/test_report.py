@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import tagged
 import torch
+from odd import LATIN, REFUSED, SHOWN, odd_files, rename_latin
 from typer.testing import CliRunner
 
+from classlens import explanation
 from classlens.cli import app, main
-from classlens.errors import ModelError
+from classlens.errors import ModelError, NotFiniteError
 from classlens.evaluate import DataError, SettingsError
 from classlens.models import LoadedModel
 from classlens.report import Report, report
@@ -155,3 +157,33 @@ def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_odd_files_are_skipped_and_odd_names_shown_escaped(world: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(world / "plain", tmp_path / LATIN))
+    rename_latin(min(root.glob("*.png")))
+    path = tmp_path / "r.html"
+    with odd_files(root):
+        made = report(tagged.make_honest(), root, path, command=["classlens", "report", "--data", str(root)])
+    assert made.collected.skipped.keys() == REFUSED.keys()
+    assert all(text in made.collected.skipped[name] for name, text in REFUSED.items())
+    assert len(made.collected.records) == 12
+    assert path.read_text(encoding="utf-8").count(SHOWN) > 2  # the picture, the data set, the command
+
+
+def test_one_picture_whose_map_overflows_does_not_cost_the_others(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = tagged.make_honest()
+    first = honest.preprocess(min((world / "plain").iterdir()))
+    asked = explanation.explain
+
+    def overflows(model: LoadedModel, images: torch.Tensor, *rest: object, **options: object) -> object:
+        if any(torch.equal(image, first) for image in images):
+            raise NotFiniteError("the map of image 0 holds NaN")
+        return asked(model, images, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("classlens.report.collect.explain", overflows)
+    made = report(honest, world / "plain", tmp_path / "r.html", batch_size=4)
+    assert list(made.collected.skipped.values()) == ["the map holds NaN or infinite values"]
+    assert len(made.collected.records) == 11

@@ -3,39 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
+from classlens.data.find import VOC_CLASSES
 from classlens.data.labels import imagenet
-from classlens.data.layouts import IGNORE, VOC_CLASSES, Dataset, Item
-from classlens.report.truth import Labels, Truth, match_label
-
-
-@pytest.mark.parametrize(
-    ("label", "name"),
-    [
-        ("great_pyrenees", "Great Pyrenees"),
-        ("staffordshire_bull_terrier", "Staffordshire bullterrier"),
-        ("Siamese", "Siamese cat"),
-        ("german_shorthaired", "German short-haired pointer"),
-        ("n02099601", "golden retriever"),
-        ("Sphynx", None),
-        ("cat", None),
-        ("n00000001", None),
-    ],
-)
-def test_labels_match_but_for_spelling(label: str, name: str | None) -> None:
-    index = match_label(label, imagenet(), 1000)
-    assert (None if index is None else imagenet()[index]) == name
-
-
-def test_a_name_of_several_outputs_means_none() -> None:
-    assert match_label("crane", ("crane", "cat", "Crane"), 3) is None  # a bird and a machine
-    assert match_label("cat", ("crane", "cat", "Crane"), 3) == 1
-
-
-def test_without_names_only_numbers_match() -> None:
-    assert match_label("3", None, 10) == 3
-    assert match_label("three", None, 10) is None
+from classlens.data.layouts import Dataset, Item
+from classlens.data.masks import IGNORE
+from classlens.report.truth import Labels, Truth
 
 
 def test_the_breed_is_in_a_pets_file_name() -> None:

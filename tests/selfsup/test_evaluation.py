@@ -14,8 +14,8 @@ from PIL import Image
 from sorting import net
 
 from classlens import selfsup
-from classlens.data.layouts import DataError, open_dataset
-from classlens.errors import ClasslensError, MethodError
+from classlens.data.layouts import open_dataset
+from classlens.errors import ClasslensError, DataError, MethodError
 from classlens.evaluate import perturbation, segmentation
 from classlens.evaluate.records import Store
 from classlens.evaluate.worker import framed_mask

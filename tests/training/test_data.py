@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from odd import REFUSED, SHOWN, odd_files, rename_latin
 from PIL import Image
 from squares import LABELS, picture
 
-from classlens.data.layouts import DataError
+from classlens.errors import DataError
 from classlens.models import Preprocess
-from classlens.training.data import classes_in, open_data, random_view, skipped_text, whole_view
+from classlens.training.data import open_data, random_view, skipped_text, whole_view
 
 PREPROCESS = Preprocess(resize=20, crop=16)
 
@@ -77,7 +78,7 @@ def test_a_corrupt_mask_a_corrupt_picture_and_no_labels_are_counted(voc: Path, t
     data = open_data(root, "voc")
     assert (len(data.train), len(data.val)) == (20, 11)
     reasons = {s.name: s.reason for s in data.skipped}
-    assert "mask train00.png cannot be read" in reasons["train00"]
+    assert "mask train00.png is not a picture in a known format" in reasons["train00"]
     assert "train01.jpg is not a picture" in reasons["train01"]
     assert reasons["train02"] == "it has no label"
     assert reasons["train03"] == "its mask is 5x5, the picture 24x24"
@@ -116,7 +117,8 @@ def test_csv(tmp_path: Path) -> None:
         ("image,labels\na.png,x\na.png,y\n", "names a.png twice"),
         ("image,labels,split\na.png,x,test\n", "split is train or val, not test"),
         ("image,labels\na.png,Cat\nb.png,cat\n", "'Cat' and 'cat' differ at most in case"),
-        ("image,labels\n", "no picture is left to train with"),
+        ("image,labels\n", "holds no pictures"),
+        ("image,labels,split\na.png,x,val\n", "no picture is left to train with"),
         ("image,labels,split\na.png,x,train\nb.png,y,val\na2.png,x,val\n", "no training picture has the label 'y'"),
     ],
 )
@@ -146,13 +148,23 @@ def test_folders(tmp_path: Path) -> None:
 def test_data_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no data at"):
         open_data(tmp_path / "nowhere", "voc")
-    with pytest.raises(DataError, match=r"no .*labels.csv"):
+    with pytest.raises(DataError, match=r"not laid out as expected \(csv: labels.csv with"):
         open_data(tmp_path, "csv")
-    with pytest.raises(DataError, match="has no folders of pictures"):
+    with pytest.raises(DataError, match=r"not laid out as expected \(folders: a folder of pictures for each class"):
         open_data(tmp_path, "folders")
     with pytest.raises(DataError, match="there is no layout 'coco'; there are voc, csv, folders"):
         open_data(tmp_path, "coco")
 
 
-def test_classes_of_a_mask() -> None:
-    assert classes_in(np.array([[0, 2, 255, 2, 7]], np.uint8)) == [2, 7]
+def test_files_that_are_no_pictures_are_counted(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(10):
+            save(tmp_path / name / f"{number}.png", number)
+    rename_latin(tmp_path / "cat" / "3.png")
+    with odd_files(tmp_path / "cat"):
+        data = open_data(tmp_path, "folders")
+    assert len(data.train) + len(data.val) == 20
+    assert {s.name: s.reason for s in data.skipped}.keys() == {f"cat/{name}" for name in REFUSED}
+    assert all(REFUSED[s.name.removeprefix("cat/")] in s.reason for s in data.skipped)
+    assert f"cat/{SHOWN}" in {item.name for item in (*data.train, *data.val)}
+    assert len(data.hash) == 16

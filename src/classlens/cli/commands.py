@@ -6,6 +6,7 @@ import, so each command imports what it needs.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,9 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 a bug, 2 something the user can mend, 130 stopped with Ctrl-C."""
     avoid_amx()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be UTF-8: show it escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         with onednn_errors():
             app(arguments)

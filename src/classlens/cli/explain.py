@@ -104,7 +104,7 @@ def explain(
 
 def _pictures(paths: Sequence[Path]) -> list[Path]:
     """The files, and those in folders by name."""
-    from classlens.data.layouts import pictures_in
+    from classlens.data.find import pictures_in
 
     found: list[Path] = []
     for path in paths:

@@ -194,8 +194,8 @@ def _masks(masks: str | None, probed: Probed) -> Dataset | None:
 
     if masks is not None:
         return None if masks == "none" else open_dataset(masks)
-    own = probed.data.masks
-    return None if own is None else open_dataset(own.root)
+    own = probed.data.dataset
+    return open_dataset(own.root) if own.has_masks else None
 
 
 def _say_probed(probed: Probed, scored: Sequence[Scored]) -> None:

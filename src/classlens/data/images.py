@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import BinaryIO, TypeAlias, TypeVar
 
@@ -36,7 +38,10 @@ MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ou
 # Ghostscript) and some hides its true size from the header (ICO), which is where we check it.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
 
-_DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # one channel, more than 8 bits
+DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # one channel, more than 8 bits
+
+# Opening a FIFO must not wait for somebody to write into it.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _warning_filters = threading.Lock()  # Python's warning filters are one list for all threads
 
@@ -50,10 +55,24 @@ def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
         'RGB'
     """
     name = _name(source)
-    if isinstance(source, Image.Image):
-        return _decode(source, name, max_pixels)
-    with _stream(source, name) as stream, _open(stream, name) as image:
-        return _decode(image, name, max_pixels)
+    with _decoded(source, name, max_pixels) as image:
+        try:
+            upright = ImageOps.exif_transpose(image)
+        except Exception as error:  # a broken EXIF block raises all kinds
+            raise _corrupt(name, error) from error
+        return _to_rgb(upright, name)
+
+
+def open_stored(source: ImageSource, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """A picture as it is stored, for files whose numbers have a meaning: same formats, limits and errors.
+
+    A palette stays indices, 16 bits stay 16 bits, nothing is turned or blended.
+
+        >>> open_stored("mask.png", "the mask mask.png").mode
+        'P'
+    """
+    with _decoded(source, name, max_pixels) as image:
+        return image.copy()
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -119,22 +138,33 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
         stream = io.BytesIO(_read(source, name))
     else:
         raise ImageError(f"a picture is a path, bytes, a binary stream or a PIL image, not {type(source).__name__}")
-    if not stream.read(1):
+    try:
+        empty = not stream.read(1)
+        stream.seek(0)
+    except OSError as error:
+        stream.close()
+        raise ImageError(f"{name} cannot be read: {error}") from error
+    if empty:
         stream.close()
         raise ImageError(f"{name} is empty (0 bytes): give a picture file")
-    stream.seek(0)
     return stream
 
 
 def _open_file(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    """A regular file, opened without waiting: nothing that blocks (a FIFO), never ends or acts (a device)."""
     try:
-        return open(path, "rb")
+        file = os.open(path, _FLAGS)
     except FileNotFoundError:
         raise ImageError(f"{name} does not exist: check the path") from None
-    except IsADirectoryError:
-        raise ImageError(f"{name} is a folder: give a picture file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise ImageError(f"{name} cannot be opened: {error}") from error
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    if stat.S_ISDIR(mode):
+        raise ImageError(f"{name} is a folder: give a picture file")
+    raise ImageError(f"{name} is no regular file but a pipe or a device: give a picture file")
 
 
 def _read(stream: BinaryIO, name: str) -> bytes:
@@ -169,10 +199,22 @@ def _open(stream: BinaryIO, name: str) -> Image.Image:
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not a picture in a known format ({', '.join(_formats())})") from None
     except Exception as error:  # each format's reader raises its own kinds on a broken header
-        raise ImageError(f"{name} is corrupt: {error}; give a sound file") from error
+        raise _corrupt(name, error) from error
 
 
-def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
+@contextmanager
+def _decoded(source: ImageSource, name: str, max_pixels: int) -> Iterator[Image.Image]:
+    """The picture with its pixels, as the file has them; closed afterwards, unless it was given as a picture."""
+    if isinstance(source, Image.Image):
+        _decode(source, name, max_pixels)
+        yield source
+        return
+    with _stream(source, name) as stream, _open(stream, name) as image:
+        _decode(image, name, max_pixels)
+        yield image
+
+
+def _decode(image: Image.Image, name: str, max_pixels: int) -> None:
     width, height = image.size
     if width * height == 0:
         raise ImageError(f"{name} is {width}x{height}: a picture needs at least one pixel")
@@ -180,14 +222,19 @@ def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         raise ImageError(f"{name} is {width}x{height}, more than {max_pixels} pixels: scale it down first")
     try:
         image.load()
-        upright = ImageOps.exif_transpose(image)
     except Exception as error:  # each format's decoder raises its own kinds (OSError, SyntaxError, ...)
-        raise ImageError(f"{name} is corrupt or cut short: {error}; give a sound file") from error
-    return _to_rgb(upright, name)
+        raise _corrupt(name, error) from error
+
+
+def _corrupt(name: str, error: Exception) -> ImageError:
+    """What a decoder's complaint means: the disk's own errors have a number, those about the content have none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return ImageError(f"{name} cannot be read: {error}")
+    return ImageError(f"{name} is corrupt or cut short: {error}; give a sound file")
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    if image.mode in _DEEP_MODES:
+    if image.mode in DEEP_MODES:
         return _scale_to_8_bits(image, name).convert("RGB")
     if image.has_transparency_data:
         # Pillow has no direct way from La (grey times alpha) to RGBA.

@@ -21,9 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, check_class_names, open_dataset
-from classlens.errors import ImageError
-from classlens.files import creating, draw_key, write_text
+from classlens.data.divide import shuffled
+from classlens.data.labels import check_class_names
+from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.data.masks import IGNORE, Mask
+from classlens.errors import DataError, ImageError
+from classlens.files import creating, write_text
 from classlens.progress import Progress, silent
 
 Pixels = NDArray[np.float32]  # (H,W,3) in 0..255
@@ -180,7 +183,7 @@ def _split(animals: Sequence[Animal], labels: Sequence[str], seed: int) -> dict[
         own = [animal for animal in animals if animal.breed == label]
         if len(own) < 2:
             raise DataError(f"{label!r} has one usable picture; a breed needs one to train and one to validate with")
-        own.sort(key=lambda animal: draw_key(seed, animal.name))
+        own = shuffled(own, seed)
         held_out = max(1, round(_HELD_OUT * len(own)))
         parts["val"] += own[:held_out]
         parts["train"] += own[held_out:]

@@ -4,7 +4,8 @@
 >>> report = run(Settings(tests=("pointing",), data=("data/val",), methods=("agf", "gradcam")), "runs/first")
 """
 
-from classlens.data.layouts import DataError, Dataset, open_dataset
+from classlens.data.layouts import Dataset, open_dataset
+from classlens.errors import DataError
 from classlens.evaluate.report import Report
 from classlens.evaluate.run import run
 from classlens.evaluate.settings import TESTS, Settings, SettingsError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from classlens.data.layouts import LAYOUTS, DataError, Dataset, Item
+from classlens.data.layouts import LAYOUTS, Dataset, Item
+from classlens.errors import DataError
 from classlens.evaluate import pointing
 from classlens.evaluate.records import SCHEMAS, Store, finished, where
 from classlens.evaluate.settings import Config, Settings, configs
@@ -134,7 +135,7 @@ def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
 
 def _check(tests: Sequence[str], settings: Settings, dataset: Dataset, items: Sequence[Item], worker: Worker) -> None:
     if "segmentation" in tests and not dataset.has_masks:
-        layouts = ", ".join(name for name in LAYOUTS if name not in ("imagenet", "folder"))
+        layouts = ", ".join(name for name, layout in LAYOUTS.items() if layout.decode)
         raise DataError(
             f"segmentation needs masks, and {dataset.name} ({dataset.layout}) has none; layouts with: {layouts}"
         )

@@ -115,8 +115,8 @@ class Store:
 
     def _write(self, test: str, name: str, table: pa.Table) -> Path:
         path = self.root / "rows" / test / f"{name}.parquet"
-        with files.replacing(path) as draft:
-            pq.write_table(table, draft)
+        with files.replacing(path) as draft, draft.open("wb") as file:  # Arrow takes no path that is not UTF-8
+            pq.write_table(table, file)
         return path
 
 
@@ -155,7 +155,8 @@ def same_pictures(rows: pa.Table, others: pa.Table) -> tuple[pa.Table, pa.Table]
 
 def _read(path: Path) -> pa.Table | None:
     try:
-        return pq.read_table(path, partitioning=None)
+        with path.open("rb") as file:
+            return pq.read_table(file, partitioning=None)
     except (pa.ArrowException, OSError):  # cut short by a power failure: its rows are computed again
         return None
 

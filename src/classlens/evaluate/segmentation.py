@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classlens.data.layouts import IGNORE, Mask
+from classlens.data.masks import IGNORE, Mask
 
 Map = NDArray[Any]  # (H,W) floating point
 

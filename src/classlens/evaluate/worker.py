@@ -13,15 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from classlens.core.capture import Tape
-from classlens.data.layouts import (
-    IGNORE,
-    Dataset,
-    Item,
-    Mask,
-    class_outputs,
-    label_index,
-    open_dataset,
-)  # fmt: skip
+from classlens.data.labels import class_outputs, label_index
+from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.data.masks import IGNORE, Mask
 from classlens.errors import ClasslensError, ImageError, ModelError
 from classlens.evaluate import perturbation, pointing, sanity, segmentation
 from classlens.evaluate.network import Network, Stopwatch, images_per_forward
@@ -112,7 +106,7 @@ class Worker:
                     raise ImageError(f"its label {item.label!r} is no class of the model")
                 read.append((item.name, *self._read(dataset, item, with_mask), label))
             except ImageError as error:
-                broken[item.name] = str(error).replace(f"{dataset.root}/", "")
+                broken[item.name] = dataset.why(error)
         if not read:
             return Batch((), torch.empty(0), (), (), broken)
         names, images, masks, labels = zip(*read, strict=True)

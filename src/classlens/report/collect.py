@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from classlens.data.layouts import Dataset, Item, Mask
-from classlens.errors import ImageError, ModelError
+from classlens.data.layouts import Dataset, Item
+from classlens.data.masks import Mask
+from classlens.errors import ImageError, ModelError, NotFiniteError
 from classlens.evaluate.network import Network
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
@@ -146,20 +147,16 @@ def _read(subject: Subject, items: Sequence[Item], skipped: dict[str, str], with
         try:
             image, picture = subject.read(item)
         except ImageError as error:
-            skipped[item.name] = _reason(subject, error)
+            skipped[item.name] = subject.dataset.why(error)
             continue
         try:
             mask = subject.mask(item, picture)
         except ImageError as error:
-            without_mask[item.name] = _reason(subject, error)
+            without_mask[item.name] = subject.dataset.why(error)
         found.append((item, image, mask))
     if len({image.shape for _, image, _ in found}) > 1:
         raise ModelError("the model takes pictures of any size, so they make no batch; use --batch-size 1")
     return found
-
-
-def _reason(subject: Subject, error: ImageError) -> str:
-    return str(error).replace(f"{subject.dataset.root}/", "")
 
 
 def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -> Iterator[Record]:
@@ -168,15 +165,22 @@ def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -
         explanation = subject.explain(images)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"out of memory; give a smaller --batch-size than {len(batch)}") from error
+    except NotFiniteError:
+        if len(batch) > 1:  # one must not cost the others their records
+            for single in batch:
+                yield from _records(subject, [single], skipped)
+        else:
+            skipped[batch[0][0].name] = _NOT_FINITE
+        return
     probabilities = subject.probabilities(explanation.logits)
     if probabilities.shape[1] < 2:
         raise ModelError("the model has a single output; a report needs classes to tell apart")
     labels = Labels(subject.dataset, subject.model.labels, probabilities.shape[1])
     for row, (item, image, mask) in enumerate(batch):
         evidence = explanation.maps[row, 0].cpu().double().numpy()
-        share = measure.positive_shares(evidence) if np.isfinite(evidence).all() else None
+        share = measure.positive_shares(evidence)
         if share is None:
-            skipped[item.name] = _NO_EVIDENCE if np.isfinite(evidence).all() else _NOT_FINITE
+            skipped[item.name] = _NO_EVIDENCE
             continue
         predicted = int(explanation.targets[row, 0])
         shown = None if mask is None else labels.object_mask(mask, predicted)

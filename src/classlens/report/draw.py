@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from classlens.data.images import to_image
-from classlens.data.layouts import Mask
+from classlens.data.masks import Mask
 from classlens.methods import resolve
 from classlens.progress import Progress
 from classlens.render import RGB, overlay, shares

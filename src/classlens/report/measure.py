@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classlens.data.layouts import IGNORE, Mask
+from classlens.data.masks import IGNORE, Mask
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

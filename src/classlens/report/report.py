@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from classlens.data.layouts import DataError, open_dataset
+from classlens.data.layouts import open_dataset
+from classlens.errors import DataError, printable
 from classlens.evaluate.run import versions
 from classlens.evaluate.settings import SettingsError
 from classlens.files import write_text
@@ -100,7 +101,7 @@ def _about(
         "method": subject.method,
     }
     made = {
-        "command": shlex.join(command),
+        "command": printable(shlex.join(command)),
         "model": f"{name}, weights and preprocessing {fingerprint}",
         "pictures": f"{asked} chosen of {len(dataset.items)} by seed {subject.seed}",
         "method": f"{subject.method}: {resolve(subject.method)[0].summary}",

@@ -12,35 +12,25 @@ Labels are never trained on; where a folder has some they serve to judge what wa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from classlens.data.divide import shuffled
 from classlens.data.images import open_image
-from classlens.data.layouts import DataError, Item, open_dataset
-from classlens.errors import ImageError
-from classlens.files import draw_key, remove_drafts, replacing, write_json
+from classlens.data.layouts import Item, open_divided, size_of
+from classlens.errors import DataError, ImageError, printable
+from classlens.files import remove_drafts, replacing, text_hash, write_json
 from classlens.models import Preprocess
 from classlens.progress import Progress
 
-_HELD_OUT = 5  # without a split of its own, every fifth picture of a data set is held out
 _READERS = 2
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A file, and the label its folder gives it."""
-
-    name: str
-    path: Path
-    label: str | None
 
 
 @dataclass(frozen=True)
@@ -48,18 +38,17 @@ class Collection:
     """What was found: pictures to train with, and others to measure with."""
 
     name: str
-    train: tuple[Picture, ...]
-    val: tuple[Picture, ...]
+    train: tuple[Item, ...]
+    val: tuple[Item, ...]
 
     @property
     def hash(self) -> str:
         """Of names, sizes and labels, in 16 letters."""
-        digest = hashlib.sha256()
-        for part in (self.train, self.val):
-            for picture in part:
-                digest.update(f"{picture.name}\t{picture.path.stat().st_size}\t{picture.label}\n".encode())
-            digest.update(b"\n")
-        return digest.hexdigest()[:16]
+        parts = (
+            "".join(f"{item.name}\t{size_of(item.image)}\t{item.label}\n" for item in part) + "\n"
+            for part in (self.train, self.val)
+        )
+        return text_hash("".join(parts))
 
 
 @dataclass(frozen=True)
@@ -92,43 +81,27 @@ def find_pictures(paths: Sequence[str | os.PathLike[str]], seed: int = 0, limit:
 
     A data set is divided as it says itself (`train` and `val`), or every fifth picture is held out.
     """
-    train: list[Picture] = []
-    val: list[Picture] = []
+    train: list[Item] = []
+    val: list[Item] = []
     names = []
     for number, path in enumerate(paths):
-        name, learnt, held_out = _divided(Path(path), seed)
-        names.append(name)
+        found = open_divided(path, seed)
+        names.append(found.dataset.name)
         prefix = f"{number}:" if len(paths) > 1 else ""
-        train += [_picture(item, prefix) for item in learnt]
-        val += [_picture(item, prefix) for item in held_out]
+        for mine, items in zip((train, val), found.parts, strict=True):
+            mine += [_item(item, prefix) for item in items]
     if limit is not None:
-        train = sorted(_shuffled(train, seed)[:limit], key=lambda picture: picture.name)
+        train = sorted(shuffled(train, seed)[:limit], key=lambda item: item.name)
     if not train or not val:
         raise DataError(f"{' + '.join(names)}: no picture is left to {'train' if not train else 'measure'} with")
     # Held-out pictures in an order of their own, so that the first few show every class.
-    return Collection(" + ".join(names), tuple(train), tuple(_shuffled(val, seed)))
+    return Collection(" + ".join(names), tuple(train), tuple(shuffled(val, seed)))
 
 
-def _divided(root: Path, seed: int) -> tuple[str, list[Item], list[Item]]:
-    if (root / "train").is_dir() and (root / "val").is_dir():
-        train, val = (open_dataset(root / split) for split in ("train", "val"))
-        return root.name, list(train.items), list(val.items)
-    found = open_dataset(root)
-    if found.layout == "voc":
-        return found.name, list(open_dataset(root, "train").items), list(found.items)
-    order = found.select(None, seed)
-    learnt = [item for i, item in enumerate(order) if i % _HELD_OUT]
-    return found.name, sorted(learnt, key=lambda item: item.name), list(order[::_HELD_OUT])
-
-
-def _picture(item: Item, prefix: str) -> Picture:
+def _item(item: Item, prefix: str) -> Item:
     if not isinstance(item.image, Path):
         raise DataError(f"{item.name} lies inside of another file: training reads pictures from files of their own")
-    return Picture(f"{prefix}{item.name}", item.image, item.label)
-
-
-def _shuffled(pictures: Sequence[Picture], seed: int) -> list[Picture]:
-    return sorted(pictures, key=lambda picture: draw_key(seed, picture.name))
+    return replace(item, name=f"{prefix}{item.name}")
 
 
 # --------------------------------------------------------------------------------------------------------- store
@@ -146,7 +119,7 @@ def read_pictures(found: Collection, side: int, folder: Path, progress: Progress
         write_json(about_file, about, indent=None)  # last: it says that the pixels are whole
     pixels = np.load(pixels_file, mmap_mode="r")
     everything = [*found.train, *found.val]
-    classes = sorted({picture.label for picture in everything if picture.label is not None})
+    classes = sorted({item.label for item in everything if item.label is not None})
     index = {label: i for i, label in enumerate(classes)}
     kept = about["kept"]
     labels = np.array([index.get(everything[i].label or "", -1) for i in kept], np.int64)
@@ -163,11 +136,12 @@ def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) 
     everything = [*found.train, *found.val]
     square = Preprocess(resize=side, crop=side)
 
-    def read(picture: Picture) -> NDArray[np.uint8] | str:
+    def read(item: Item) -> NDArray[np.uint8] | str:
+        assert isinstance(item.image, Path)  # `find_pictures` takes no others
         try:
-            return np.asarray(square.frame(open_image(picture.path))).transpose(2, 0, 1)
+            return np.asarray(square.frame(open_image(item.image))).transpose(2, 0, 1)
         except ImageError as error:
-            return str(error).replace(str(picture.path), picture.name)
+            return str(error).replace(printable(str(item.image)), item.name)
 
     remove_drafts(file.parent, file.name)  # of a run that was killed: it may be large
     kept: list[int] = []

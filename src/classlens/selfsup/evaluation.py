@@ -23,8 +23,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from classlens.data.layouts import DataError, Dataset, Item, Mask, data_hash, open_dataset
-from classlens.errors import ClasslensError, ImageError, MethodError
+from classlens.data.layouts import Dataset, Item, data_hash, open_dataset
+from classlens.data.masks import Mask
+from classlens.errors import ClasslensError, DataError, ImageError, MethodError
 from classlens.evaluate import metrics, perturbation, segmentation, tables
 from classlens.evaluate.network import Network, images_per_forward
 from classlens.evaluate.records import Row, Store, finished, same_pictures, where
@@ -218,7 +219,7 @@ def _batch(setup: _Setup, items: Sequence[Item], todo: dict[str, set[str]]) -> A
         try:
             read.append(_read(setup, item))
         except ImageError as error:
-            why = str(error).replace(f"{setup.dataset.root}/", "")
+            why = setup.dataset.why(error)
             yield [_skipped(setup, column, item.name, why) for column, names in todo.items() if item.name in names]
     for column, names in todo.items():
         wanted = [seen for seen in read if seen.name in names]

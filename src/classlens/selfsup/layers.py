@@ -17,8 +17,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from classlens.data.layouts import IGNORE, DataError, Dataset, Item, Mask, folded
-from classlens.errors import ImageError
+from classlens.data.labels import folded
+from classlens.data.layouts import Dataset, Item
+from classlens.data.masks import IGNORE, Mask
+from classlens.errors import DataError, ImageError, NotFiniteError
 from classlens.evaluate.metrics import Metric, metrics
 from classlens.evaluate.network import short_name
 from classlens.evaluate.segmentation import foreground_scores
@@ -81,7 +83,10 @@ def segmentation_by_stage(
         seen = _look(dataset, item, probed)
         if seen is not None:
             for stage, method in rows:
-                evidence = explain(probes[stage], seen.image[None], targets=seen.target, method=method).maps[0, 0]
+                try:
+                    evidence = explain(probes[stage], seen.image[None], targets=seen.target, method=method).maps[0, 0]
+                except NotFiniteError:  # the table says how many pictures each mean is over
+                    continue
                 scores = foreground_scores(evidence.cpu().numpy(), seen.mask, resolve(method)[0].signed)
                 rows[stage, method].append(asdict(scores))
         progress("segmentation through the probes", done, len(items))

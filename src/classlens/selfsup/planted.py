@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.data.layouts import Mask
+from classlens.data.masks import Mask
 from classlens.files import draw_key
 
 RADIUS = 0.2  # of the shorter side: an eighth of a square picture

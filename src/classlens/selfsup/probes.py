@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from classlens.data.layouts import DataError
-from classlens.errors import ModelError
+from classlens.data.layouts import Item
+from classlens.errors import DataError, ModelError
 from classlens.evaluate.network import fingerprint as model_fingerprint
 from classlens.files import text_hash, write_text
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights
 from classlens.progress import Progress, silent
 from classlens.selfsup.stages import Probe, Stage, find_stages, pooled, stage_outputs
-from classlens.training.data import Data, Example, fingerprint, open_data, pieces, skipped_text, whole_view
+from classlens.training.data import Data, fingerprint, open_data, pieces, skipped_text, whole_view
 from classlens.training.loop import mean_average_precision
 
 PROBES = "probes.json"
@@ -101,7 +101,7 @@ def probe_stages(
     folder = Path(out)
     example = whole_view(found.train[0], found, loaded.preprocess)[0][None]
     chosen = find_stages(loaded.model, _placed(loaded, example), stages)
-    multilabel = found.masks is not None or any(len(e.classes) != 1 for e in (*found.train, *found.val))
+    multilabel = found.dataset.has_masks or any(len(e.classes) != 1 for e in (*found.train, *found.val))
     sets = []
     for part, examples in (("training", found.train), ("held-out", found.val)):
         say = functools.partial(progress, f"features of {part} pictures")
@@ -157,7 +157,7 @@ def _with_weights(
 def _cached(
     loaded: LoadedModel,
     data: Data,
-    examples: Sequence[Example],
+    examples: Sequence[Item],
     stages: Sequence[Stage],
     pool: int,
     folder: Path,
@@ -182,9 +182,7 @@ def _cached(
 _TARGETS = "\ttargets"  # no module can be called that
 
 
-def _compute(
-    loaded: LoadedModel, data: Data, examples: Sequence[Example], stages: Sequence[Stage], pool: int
-) -> Features:
+def _compute(loaded: LoadedModel, data: Data, examples: Sequence[Item], stages: Sequence[Stage], pool: int) -> Features:
     found: dict[str, list[Tensor]] = {}
     for positions in pieces(range(len(examples)), _AT_ONCE):
         views = [whole_view(examples[position], data, loaded.preprocess) for position in positions]

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from classlens.data.layouts import Item
 from classlens.files import write_text
 from classlens.models import DEFAULT
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
 from classlens.progress import Progress, silent
 from classlens.render import write_png
-from classlens.training.data import Data, Example, open_data, skipped_text
+from classlens.training.data import Data, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
 from classlens.training.loop import STATE, Epoch, Recipe, TrainingError, best_of, fit
 from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
@@ -100,7 +101,7 @@ def _frozen(
 ) -> tuple[nn.Module, Source, Source]:
     """The head alone, on features of each picture and of its mirror image."""
 
-    def features(examples: Sequence[Example], mirrored: bool, what: str) -> Batch:
+    def features(examples: Sequence[Item], mirrored: bool, what: str) -> Batch:
         say = functools.partial(progress, f"features of {what}")
         return cached_features(backbone, data, examples, folder / "features", mirrored, choices.device, say)
 

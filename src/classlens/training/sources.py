@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from classlens.data.layouts import Item
 from classlens.files import text_hash
 from classlens.models import Preprocess
 from classlens.models.cards import write_weights
 from classlens.models.heads import Head
-from classlens.training.data import Data, Example, fingerprint, order, pieces, random_view, whole_view
+from classlens.training.data import Data, fingerprint, order, pieces, random_view, whole_view
 from classlens.training.heads import Backbone
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,...), targets (B,classes)
@@ -43,7 +44,7 @@ class Pictures:
     """Pictures from their files; random crops and flips when training."""
 
     data: Data
-    examples: Sequence[Example]
+    examples: Sequence[Item]
     preprocess: Preprocess
     batch_size: int
     seed: int
@@ -112,7 +113,7 @@ def _stacked(futures: Sequence[Future[Batch]]) -> Batch:
 def cached_features(
     backbone: Backbone,
     data: Data,
-    examples: Sequence[Example],
+    examples: Sequence[Item],
     folder: Path,
     mirrored: bool,
     device: str,
@@ -136,7 +137,7 @@ def cached_features(
     return torch.cat(all_features), torch.cat(all_targets)
 
 
-def _compute(backbone: Backbone, data: Data, examples: Sequence[Example], mirrored: bool, device: str) -> Batch:
+def _compute(backbone: Backbone, data: Data, examples: Sequence[Item], mirrored: bool, device: str) -> Batch:
     features: list[Tensor] = []
     targets: list[Tensor] = []
     for positions in pieces(range(len(examples)), _AT_ONCE):
