@@ -1,97 +1,190 @@
-"""One name for each operation, however it is spelled.
+"""The one table of operations: each with its kind, its spellings, and what a rule has to know about it.
 
 `F.relu(x)`, `torch.relu(x)`, `x.relu()`, `x.relu_()` and `F.relu(x, inplace=True)` are all `"relu"`. Rules are
-keyed by these names.
+keyed by these names, and every list of operations in this package is read from the table by kind.
 
-    >>> canonical(torch.Tensor.__iadd__)
-    'add'
+    >>> canonical(torch.Tensor.__iadd__), OPERATIONS["add"].kind.value
+    ('add', 'addition')
+    >>> sorted(of_kind(Kind.DIVISION))
+    ['div', 'rdiv']
+
+How an operation is called comes from torch's own signatures (`core.signatures`); `parameters` stands in the table
+where these say nothing, or say other names for other spellings.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-# Spellings that stripping underscores does not bring together.
-_ALIASES = {
-    "radd": "add", "iadd": "add",
-    "sub": "sub", "isub": "sub", "subtract": "sub",
-    "rmul": "mul", "imul": "mul", "multiply": "mul",
-    "truediv": "div", "itruediv": "div", "idiv": "div", "divide": "div", "true_divide": "div",
-    "rtruediv": "rdiv", "rdiv": "rdiv",
-    "ipow": "pow", "rpow": "rpow",
-    "absolute": "abs", "negative": "neg", "invert": "bitwise_not",
-    "rmatmul": "rmatmul", "imatmul": "matmul", "mm": "matmul", "bmm": "matmul",
-    "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim", "concat": "cat", "concatenate": "cat",
-    "clip": "clamp", "clamp_min": "clamp", "clamp_max": "clamp",
-    "view_as": "view", "reshape_as": "reshape", "ravel": "flatten",
-    "unsafe_chunk": "chunk", "unsafe_split": "split", "split_with_sizes": "split", "tensor_split": "split",
-    "upsample": "interpolate", "upsample_nearest": "interpolate", "upsample_bilinear": "interpolate",
-    "max_pool1d_with_indices": "max_pool1d", "max_pool2d_with_indices": "max_pool2d",
-    "max_pool3d_with_indices": "max_pool3d",
-    "adaptive_max_pool1d_with_indices": "adaptive_max_pool1d",
-    "adaptive_max_pool2d_with_indices": "adaptive_max_pool2d",
-    "adaptive_max_pool3d_with_indices": "adaptive_max_pool3d",
-    "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le",
-    "half": "to", "float": "to", "double": "to", "bfloat16": "to", "type": "to", "type_as": "to",
-    "cpu": "to", "cuda": "to",
-}  # fmt: skip
+from classlens.core.signatures import INPUT_NAMES, signature_of, signatures
+from classlens.errors import UnsupportedOp
 
+
+class Kind(enum.StrEnum):
+    """What an operation does to its inputs."""
+
+    LINEAR = "linear"  # W x + b
+    ACTIVATION = "activation"  # squashes each unit
+    POINTWISE = "pointwise"  # another function of one unit
+    NORM = "normalisation"
+    SOFTMAX = "softmax"
+    SAME = "same"  # nothing happens in evaluation mode
+    COPY = "copy"  # the same values in other memory
+    RESHAPE = "reshape"  # the same values in the same order
+    MOVE = "move"  # the same values, or some of them, in other places
+    JOIN = "join"  # several tensors side by side
+    CHOICE = "choice"  # each value is taken from one of several tensors
+    MAX_POOL = "max pool"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    AVERAGE_POOL = "average pool"
+    SUM = "sum"  # weighted sums over places, with weights that do not depend on the values
+    ADDITION = "addition"
+    PRODUCT = "product"  # of two values or more, unit by unit or as matrices
+    ADDED_PRODUCT = "added product"  # a value, and a product added to it
+    DIVISION = "division"
+    ATTENTION = "attention"
+    COMPARISON = "comparison"  # gives truth values
+    CREATION = "creation"  # looks at a tensor's shape, type or device only: the values do not matter
+    QUESTION = "question"  # asks for a shape, a type, a device: nothing to write down
+    EXPORT = "export"  # leaves torch: what is computed from it afterwards cannot be followed
+
+
+class Constants(enum.Enum):
+    """Whether relevance may stay at constants that an operation puts beside live values (a class token, a border)."""
+
+    NO = enum.auto()
+    YES = enum.auto()
+    # Where one of its tensors is a constant. (Where none is, nothing stays; and the joined axis may be the images',
+    # along which nobody could tell whose relevance it is.)
+    IF_THERE = enum.auto()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    spellings: tuple[str, ...] = ()  # other names in torch, without underscores around them
+    parameters: tuple[str, ...] = ()  # names in order; "*name" takes the rest; (): as torch says
+    several: bool = False  # its rule gets the relevance of each of several outputs
+    constants: Constants = Constants.NO
+    made_again: bool = False  # run again where its output was overwritten: it rarely is asked for, a copy costs as much
+    unruled: str = ""  # why it has no rule
+
+
+def _rows(kind: Kind, text: str, **columns: Any) -> Iterator[Operation]:
+    """Operations of one kind, as "name name=spelling=spelling ..."."""
+    for word in text.split():
+        name, *spellings = word.split("=")
+        yield Operation(name, kind, tuple(spellings), **columns)
+
+
+_BINARY = ("input", "other")
+_TABLE = (
+    *_rows(Kind.LINEAR, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    *_rows(Kind.ACTIVATION, """relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh
+           hardsigmoid sigmoid tanh softplus softsign threshold clamp=clip=clamp_min=clamp_max logsigmoid=log_sigmoid tanhshrink
+           softshrink hardshrink"""),
+    *_rows(Kind.POINTWISE, """abs=absolute square pow=ipow rpow sqrt rsqrt reciprocal exp exp2 expm1 log log1p log2
+           log10 sin cos erf sign floor ceil round trunc"""),
+    Operation("batch_norm", Kind.NORM, made_again=True),
+    *_rows(Kind.NORM, "layer_norm group_norm instance_norm rms_norm local_response_norm normalize"),
+    *_rows(Kind.SOFTMAX, "softmax log_softmax softmin"),
+    *_rows(Kind.SAME, "detach", parameters=("input",)),
+    *_rows(Kind.SAME, "identity dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout "
+           "feature_alpha_dropout"),
+    *_rows(Kind.COPY, "clone contiguous alias to=half=float=double=bfloat16=type=type_as=cpu=cuda"),
+    *_rows(Kind.RESHAPE, "view=view_as reshape=reshape_as flatten=ravel unflatten squeeze unsqueeze atleast_1d "
+           "atleast_2d atleast_3d"),
+    *_rows(Kind.MOVE, "transpose=swapaxes=swapdims", parameters=("input", "dim0", "dim1")),
+    *_rows(Kind.MOVE, "transpose_all transpose_last", parameters=("input",)),
+    *_rows(Kind.MOVE, "getitem", parameters=("input", "index")),
+    *_rows(Kind.MOVE, "pad=constant_pad_nd", constants=Constants.YES),
+    *_rows(Kind.MOVE, """t permute movedim=moveaxis expand expand_as broadcast_to repeat tile repeat_interleave narrow
+           select index_select gather take_along_dim masked_select roll flip rot90 diagonal unfold pixel_shuffle
+           pixel_unshuffle channel_shuffle as_strided"""),
+    *_rows(Kind.MOVE, "native_channel_shuffle", unruled="torch cannot go back through it; channel_shuffle does the same"),
+    *_rows(Kind.MOVE, "split=unsafe_split=split_with_sizes=tensor_split", several=True,
+           parameters=("input", "split_size_or_sections", "dim")),
+    *_rows(Kind.MOVE, "chunk=unsafe_chunk unbind hsplit vsplit dsplit broadcast_tensors", several=True),
+    *_rows(Kind.JOIN, "cat=concat=concatenate stack hstack vstack=row_stack dstack column_stack",
+           constants=Constants.IF_THERE),
+    *_rows(Kind.CHOICE, "setitem", constants=Constants.YES, parameters=("input", "index", "value")),
+    *_rows(Kind.CHOICE, "where masked_fill copy as_strided_scatter", constants=Constants.YES),
+    *_rows(Kind.MAX_POOL, " ".join(f"{a}max_pool{n}d={a}max_pool{n}d_with_indices"
+                                   for a in ("", "adaptive_") for n in (1, 2, 3))),
+    *_rows(Kind.MAXIMUM, "amax"), *_rows(Kind.MAXIMUM, "max", several=True, constants=Constants.IF_THERE),
+    *_rows(Kind.MAXIMUM, "maximum", constants=Constants.YES),
+    *_rows(Kind.MINIMUM, "amin"), *_rows(Kind.MINIMUM, "min", several=True, constants=Constants.IF_THERE),
+    *_rows(Kind.MINIMUM, "minimum", constants=Constants.YES),
+    *_rows(Kind.AVERAGE_POOL, " ".join(f"{a}avg_pool{n}d" for a in ("", "adaptive_") for n in (1, 2, 3))),
+    *_rows(Kind.SUM, "mean sum cumsum interpolate=upsample=upsample_nearest=upsample_bilinear grid_sample fold"),
+    *_rows(Kind.ADDITION, "add=radd=iadd", made_again=True),
+    *_rows(Kind.ADDITION, "sub=isub=subtract rsub neg=negative"),
+    *_rows(Kind.PRODUCT, "mul=rmul=imul=multiply inner outer=ger", parameters=_BINARY),
+    *_rows(Kind.PRODUCT, "matmul=mm=bmm=mv=dot rmatmul", parameters=_BINARY),
+    *_rows(Kind.PRODUCT, "tensordot", parameters=(*_BINARY, "dims")),
+    *_rows(Kind.PRODUCT, "einsum", parameters=("equation", "*operands")),
+    *_rows(Kind.PRODUCT, "bilinear"),
+    *_rows(Kind.ADDED_PRODUCT, "addcmul addmm addmv addr addbmm baddbmm"),
+    *_rows(Kind.DIVISION, "div=truediv=itruediv=idiv=divide=true_divide", parameters=_BINARY),
+    *_rows(Kind.DIVISION, "rdiv=rtruediv", parameters=_BINARY,
+           unruled="a constant divided by a live value says more where the value says less"),
+    *_rows(Kind.ATTENTION, "scaled_dot_product_attention"),
+    *_rows(Kind.ATTENTION, "multi_head_attention_forward", several=True),
+    *_rows(Kind.COMPARISON, "gt=greater ge=greater_equal lt=less le=less_equal eq ne=not_equal bitwise_not=invert",
+           unruled="no relevance reaches a truth value"),
+    *_rows(Kind.CREATION, """new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like
+           rand_like randn_like randint_like""", unruled="what it makes is a constant"),
+    *_rows(Kind.QUESTION, "dim size numel is_floating_point shape dtype device ndim is_cuda requires_grad",
+           unruled="it makes no tensor"),
+    *_rows(Kind.EXPORT, "numpy array tolist dlpack", unruled="the record refuses it"),
+)  # fmt: skip
+OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in _TABLE}
+
+
+def of_kind(*kinds: Kind) -> frozenset[str]:
+    """The names of all operations of some kinds."""
+    return frozenset(name for name, operation in OPERATIONS.items() if operation.kind in kinds)
+
+
+LINEAR_OPS = of_kind(Kind.LINEAR)
+SEVERAL_OUTPUTS = frozenset(name for name, operation in OPERATIONS.items() if operation.several)
+UNRULED = frozenset(name for name, operation in OPERATIONS.items() if operation.unruled)
+MADE_AGAIN = frozenset(name for name, operation in OPERATIONS.items() if operation.made_again)
+KEEPS_CONSTANTS = {name: row.constants for name, row in OPERATIONS.items() if row.constants is not Constants.NO}
+
+_ALIASES = {spelling: operation.name for operation in _TABLE for spelling in operation.spellings}
 # `T`, `mT`, ... are properties: their getter is called `__get__` and only its owner knows the name.
-_PROPERTIES = {
-    getattr(torch.Tensor, name).__get__: "transpose_all" if name in ("T", "H") else "transpose_last"
-    for name in ("T", "H", "mT", "mH")
+_GETTERS = {
+    getattr(torch.Tensor, name).__get__: op
+    for op, names in {"transpose_all": ("T", "H"), "transpose_last": ("mT", "mH"), "detach": ("data",)}.items()
+    for name in names
 }
-_DATA_GETTER = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _GRAD_SWITCH = torch._C._set_grad_enabled
 
-# What networks ask of a tensor all the time, and what leaves nothing to write down.
-ASKS = frozenset((
-    torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.is_floating_point,
-    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
-))  # fmt: skip
 
-# Operations that look at a tensor's shape, type or device only: what they return does not depend on its values.
-MAKES_CONSTANT = frozenset((
-    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "zeros_like", "ones_like", "full_like",
-    "empty_like", "rand_like", "randn_like", "randint_like",
-))  # fmt: skip
+def _asking(name: str) -> Any:
+    attribute = getattr(torch.Tensor, name)
+    return attribute if callable(attribute) else attribute.__get__
 
-# Through these a value leaves the record: what is computed from them afterwards cannot be followed.
-LEAVES_TORCH = frozenset(("numpy", "__array__", "tolist", "__dlpack__"))
 
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "linear": ("input", "weight", "bias"),
-    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    "add": ("input", "other"),
-    "sub": ("input", "other"),
-    "mul": ("input", "other"),
-    "div": ("input", "other"),
-    "rdiv": ("input", "other"),
-    "matmul": ("input", "other"),
-    "setitem": ("input", "index", "value"),
-    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
-}
-for _n in (1, 2, 3):
-    _PARAMETERS[f"conv{_n}d"] = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    _PARAMETERS[f"conv_transpose{_n}d"] = (
-        "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
-    )  # fmt: skip
-# torch.batch_norm takes the same things as F.batch_norm in another order.
-_TORCH_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+ASKS = frozenset(_asking(name) for name in of_kind(Kind.QUESTION))  # as functions: networks ask all the time
 
 
 @functools.lru_cache(1024)  # each call of a forward pass asks
 def canonical(func: Callable[..., Any]) -> str:
     """The one name of an operation."""
-    if func in _PROPERTIES:
-        return _PROPERTIES[func]
-    if func == _DATA_GETTER:
-        return "detach"
+    if func in _GETTERS:
+        return _GETTERS[func]
     name: str = getattr(func, "__name__", str(func))
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
@@ -100,15 +193,40 @@ def canonical(func: Callable[..., Any]) -> str:
     return _ALIASES.get(name.lstrip("_"), name.lstrip("_"))
 
 
+@functools.lru_cache(1024)
+def kind_of(func: Callable[..., Any]) -> Kind | None:
+    """The kind of a function's operation; None where it is not in the table."""
+    operation = OPERATIONS.get(canonical(func))
+    return None if operation is None else operation.kind
+
+
+# Other names of a keyword: torch takes numpy's, too.
+_KEYWORDS = dict.fromkeys((*INPUT_NAMES, "x1"), "input") | {"x2": "other", "axis": "dim", "keepdims": "keepdim"}
+
+
 def arguments(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, for the operations whose rules need them by name.
+    """A call's arguments by name, however it was written; what was not given is not there.
 
     >>> arguments("linear", F.linear, (1, 2), {"bias": 3})
     {'input': 1, 'weight': 2, 'bias': 3}
+    >>> arguments("permute", torch.Tensor.permute, (1, 0, 2, 1), {})
+    {'input': 1, 'dims': (0, 2, 1)}
     """
-    names = _TORCH_BATCH_NORM if op == "batch_norm" and func is not F.batch_norm else _PARAMETERS[op]
+    signature = signature_of(func, args, kwargs)
+    own = signature.names if signature is not None else ()
+    rest = signature.rest if signature is not None else None
+    names = own
+    if op in OPERATIONS and OPERATIONS[op].parameters:
+        names = OPERATIONS[op].parameters
+        if names[-1].startswith("*"):
+            names, rest = names[:-1], names[-1][1:]
     bound = dict(zip(names, args, strict=False))
-    renamed = {"self": "input", "mat2": "other", "tensor2": "other"}
+    if len(args) > len(names):
+        if rest is None:
+            raise UnsupportedOp(f"the arguments of {op} cannot be told by name; read node.args and node.kwargs")
+        first = names.index(rest) if rest in names else len(names)
+        bound[rest] = tuple(args[first:])
+    renamed = _KEYWORDS | dict(zip(own, names, strict=False))
     return bound | {renamed.get(key, key): value for key, value in kwargs.items()}
 
 
@@ -128,26 +246,26 @@ def is_mutating(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     >>> is_mutating(torch.Tensor.add_, (), {}), is_mutating(F.relu, (), {"inplace": True})
     (True, True)
     """
-    name: str = getattr(func, "__name__", "")
-    if name == "__setitem__":
+    if _always_mutates(func) or kwargs.get("inplace") is True:
         return True
-    if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__int__", "__index__"):
-        return True
-    if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
-        return True
-    if kwargs.get("inplace") is True:
-        return True
-    position = _INPLACE_POSITION.get(name)
+    position = _inplace_position(func)
     return position is not None and len(args) > position and args[position] is True
+
+
+@functools.lru_cache(1024)
+def _always_mutates(func: Callable[..., Any]) -> bool:
+    name: str = getattr(func, "__name__", "")
+    if name.startswith("__") and name.endswith("__"):
+        return name == "__setitem__" or (name[2] == "i" and name not in ("__invert__", "__int__", "__index__"))
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+
+
+@functools.lru_cache(1024)
+def _inplace_position(func: Callable[..., Any]) -> int | None:
+    """Where a function takes `inplace` by position."""
+    return next((s.names.index("inplace") for s in signatures(func) if "inplace" in s.names), None)
 
 
 def is_grad_switch(func: Callable[..., Any]) -> bool:
     """`torch.no_grad()` inside a forward calls this; the record needs gradients, so it is passed over."""
     return func is _GRAD_SWITCH
-
-
-# F functions that take `inplace` by position too.
-_INPLACE_POSITION = {
-    "relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1, "elu": 2, "celu": 2,
-    "leaky_relu": 2, "hardtanh": 3, "threshold": 3, "dropout": 3, "alpha_dropout": 3, "dropout2d": 3, "rrelu": 4,
-}  # fmt: skip

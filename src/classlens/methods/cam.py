@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture import Tape, Value
+from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.generic import divide
-from classlens.core.rules.linear import LINEAR_OPS
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
 from classlens.methods.registry import Case, Result, is_release, method
 
-_AVERAGES = ("avg_pool2d", "adaptive_avg_pool2d")
+_AVERAGES = of_kind(Kind.AVERAGE_POOL)
 _MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens beside the picture's own
 
 

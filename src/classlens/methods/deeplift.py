@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value, record
+from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.generic import Shares, divide, transported
-from classlens.core.rules.linear import LINEAR_OPS, linear_map, only
+from classlens.core.rules.linear import linear_map, only
 from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
-from classlens.core.rules.table import ACTIVATIONS, MOVES, MOVES_MANY, SUMS, pasted
+from classlens.core.rules.table import pasted
 from classlens.errors import CaptureError, UnsupportedOp
 from classlens.methods.gradient import complete
 from classlens.methods.inputs import Baseline, asked
@@ -34,17 +35,14 @@ from classlens.progress import track
 
 POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
 
-UNIT_BY_UNIT = frozenset(
-    (*ACTIVATIONS, "abs", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "erf", "sin",
-     "cos", "floor", "round", "sign")
-)  # fmt: skip
-MAXIMA = frozenset(
-    (*(f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)), "amax", "maximum", "max")
+_UNIT_BY_UNIT = of_kind(Kind.ACTIVATION, Kind.POINTWISE)
+_MAXIMA = of_kind(Kind.MAX_POOL, Kind.MAXIMUM)
+_UNCHANGED = of_kind(Kind.SAME)
+# The Jacobian is constant, or linear in the inputs: one point half way is exact.
+_LINEAR = of_kind(
+    Kind.LINEAR, Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.SUM, Kind.AVERAGE_POOL, Kind.ADDITION
 )
-UNCHANGED = frozenset(("detach", "identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"))
-UP_TO_QUADRATIC = frozenset(
-    (*LINEAR_OPS, *MOVES, *MOVES_MANY, *SUMS, "add", "sub", "mul", "matmul", "einsum", "addmm", "baddbmm", "bilinear")
-) - MAXIMA - {"minimum", "min"}  # fmt: skip
+_PRODUCTS, _ADDED_PRODUCTS = of_kind(Kind.PRODUCT), of_kind(Kind.ADDED_PRODUCT)
 
 
 @method(
@@ -94,17 +92,17 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
     if arrived is None:
         raise UnsupportedOp(f"deeplift-shap needs the first output of {node.where}, but the model uses another")
     single = len(node.inputs) == 1
-    if node.op in UNCHANGED:
+    if node.op in _UNCHANGED:
         return only(node, node.inputs[0], arrived)
     if node.op == "as_strided_scatter":  # torch's own formula for its gradient is wrong
         return pasted(node, arrived)
     if node.op in LINEAR_OPS and single and isinstance(node.arguments()["input"], Value):
         layer = linear_map(node)
         return only(node, layer.value, layer.adjoint(arrived, layer.weight))
-    if node.op in UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
+    if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
         return [arrived * slope(node, twin)]
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
-    if node.op in MAXIMA and outputs[0] is not None:
+    if node.op in _MAXIMA and outputs[0] is not None:
         return _maximum(node, twin, outputs)
     return _mean_jacobian(node, twin, outputs, 1 if _up_to_quadratic(node) else POINTS)
 
@@ -115,7 +113,10 @@ def _up_to_quadratic(node: Node) -> bool:
         return node.arguments().get("running_mean") is not None
     if node.op == "div":
         return len(node.inputs) == 1 and isinstance(node.arguments()["input"], Value)
-    return node.op in UP_TO_QUADRATIC
+    if node.op == "grid_sample":  # bilinear in the image, not in the places where it is read
+        return len(node.inputs) == 1
+    products = node.op in _ADDED_PRODUCTS or (node.op in _PRODUCTS and len(node.inputs) <= 2)
+    return node.op in _LINEAR or products
 
 
 def slope(node: Node, twin: Node) -> Tensor:

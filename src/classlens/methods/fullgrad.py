@@ -8,7 +8,8 @@ from torch import Tensor
 
 from classlens.core.capture import Node, folded
 from classlens.core.capture.fold import batchnorm_affine
-from classlens.core.rules.linear import LINEAR_OPS, linear_map
+from classlens.core.ops import LINEAR_OPS
+from classlens.core.rules.linear import linear_map
 from classlens.methods.registry import Balance, Case, Result, is_release, method, total
 
 

@@ -11,11 +11,15 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value
-from classlens.core.rules.linear import LINEAR_OPS, linear_map
-from classlens.core.rules.table import ACTIVATIONS, MOVES, NORMS
+from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
+from classlens.core.rules.linear import linear_map
 from classlens.errors import MethodError
 
-_SHAPE_ONLY = frozenset((*MOVES, "dropout", "identity")) - {"cat", "stack", "setitem", "where", "maximum"}
+_ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
+_COPIES = of_kind(Kind.SAME, Kind.COPY)
+# Each value that comes out is one that went in.
+_MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
+_ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 
 def last_layers(tape: Tape) -> list[Node]:
@@ -66,14 +70,16 @@ def _places(value: Value) -> int:
 
 
 def first_layers(tape: Tape) -> set[Node]:
-    """The weight layers that read the image itself, perhaps padded, sliced or rescaled on the way."""
-    found, todo = set(), [tape.image]
-    while todo:
-        for node in tape.consumers.get(todo.pop(), []):
-            if node.op in LINEAR_OPS:
+    """The weight layers that read the image itself, perhaps padded, sliced, joined or rescaled on the way."""
+    found, pixels = set(), {tape.image}  # values that hold the image's pixels and nothing else of it
+    for node in tape.nodes:
+        if node.op in LINEAR_OPS:
+            if node.arguments()["input"] in pixels:
                 found.add(node)
-            elif node.op in _SHAPE_ONLY or (node.op in ("add", "sub", "mul", "div") and len(node.inputs) == 1):
-                todo.extend(node.outputs)
+        elif pixels.issuperset(node.inputs):
+            rescales = node.op in _ARITHMETIC and len(node.inputs) == 1
+            if node.op in _MOVES or rescales:
+                pixels.update(node.outputs)
     return found
 
 
@@ -83,11 +89,12 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
     while True:
         users = tape.consumers.get(value, [])
         if len(users) != 1:
-            return bool(users) and all(user.op in ACTIVATIONS for user in users)
+            return bool(users) and all(user.op in _ACTIVATIONS for user in users)
         (user,) = users
-        if user.op in ACTIVATIONS:
+        if user.op in _ACTIVATIONS:
             return True
-        if user.op not in NORMS and user.op not in _SHAPE_ONLY:
+        moves = user.op in _MOVES and user.op not in SEVERAL_OUTPUTS and len(user.inputs) == 1
+        if user.op not in _NORMS and not moves:
             return False
         value = user.outputs[0]
 
@@ -95,10 +102,10 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
 def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
     """(C, h, w) of the feature map that was flattened into `value`, or None."""
     node = tape.producer.get(value)
-    while node is not None and node.op in ("dropout", "identity", "contiguous", "clone"):
+    while node is not None and node.op in _COPIES:
         value = node.inputs[0]
         node = tape.producer.get(value)
-    if node is None or node.op not in ("flatten", "reshape", "view") or value.tensor.dim() != 2:
+    if node is None or node.op not in _RESHAPES or value.tensor.dim() != 2:
         return None
     source = node.inputs[0].shape
     return tuple(source[1:]) if len(source) == 4 and source[2] * source[3] > 1 else None

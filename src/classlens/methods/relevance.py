@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Value, folded
+from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Quotient, Shares, divide, divide_released, proportional
 from classlens.core.rules.linear import (
-    LINEAR_OPS,
     LinearMap,
     absolute,
     boxed,

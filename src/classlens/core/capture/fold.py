@@ -105,7 +105,7 @@ def _fold_paddings(tape: Tape) -> Tape:
 
 def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(before, after) each axis that `pad` and `conv` together put zeros, or None if they put something else."""
-    given = dict(zip(("input", "pad", "mode", "value"), pad.args, strict=False)) | pad.kwargs
+    given = pad.arguments()
     own, n = conv.arguments().get("padding", 0), int(conv.op[-2])
     sizes = list(given["pad"])
     plain = given.get("mode", "constant") == "constant" and not given.get("value") and not isinstance(own, str)

@@ -19,9 +19,6 @@ from classlens.core import ops
 from classlens.core.capture.tape import Node, Value, leaves, made_again, map_leaves, value_of
 from classlens.errors import CaptureError
 
-# What these gave is made again where it was overwritten and is asked for: it rarely is, and a copy costs as much.
-_MADE_AGAIN = frozenset(("batch_norm", "add"))
-
 
 class Recorder(TorchFunctionMode):
     """Sees each operation of a forward pass and writes a Node for those that depend on the image."""
@@ -61,13 +58,13 @@ class Recorder(TorchFunctionMode):
         frozen, inputs = self._freeze((args, kwargs))
         if not inputs:
             return self._constant(func(*args, **kwargs))
-        name: str = getattr(func, "__name__", "")
-        if name in ops.LEAVES_TORCH:
+        kind = ops.kind_of(func)
+        if kind is ops.Kind.EXPORT:
             raise CaptureError(
-                f"{self._module() or 'the model'} takes a tensor out of torch ({name}), where it cannot be followed; "
-                "write that step with torch operations"
+                f"{self._module() or 'the model'} takes a tensor out of torch ({func.__name__}), where it cannot be "
+                "followed; write that step with torch operations"
             )
-        if name in ops.MAKES_CONSTANT:
+        if kind is ops.Kind.CREATION:
             return self._constant(func(*args, **kwargs))
         if ops.is_mutating(func, args, kwargs):
             return self._mutation(func, args, kwargs, frozen)
@@ -152,7 +149,7 @@ class Recorder(TorchFunctionMode):
     def _keep(self, value: Value) -> None:
         """Keep a value whose memory is about to hold something else."""
         maker = self.makers.get(value)
-        if maker is not None and maker.op in _MADE_AGAIN:
+        if maker is not None and maker.op in ops.MADE_AGAIN:
             value.kept = functools.partial(made_again, maker.func, maker.args, maker.kwargs, maker.mutates)
         else:
             value.kept = value.tensor.clone()

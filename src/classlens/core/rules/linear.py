@@ -23,9 +23,6 @@ from classlens.core.capture.fold import pad_sizes, scaled
 from classlens.core.ops import per_axis
 from classlens.core.rules.generic import Quotient, Shares, divide
 
-LINEAR_OPS = frozenset(
-    ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-)
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_T: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _CONV_INPUT: dict[int, Any] = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}

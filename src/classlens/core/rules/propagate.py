@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value
+from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
 
@@ -20,28 +21,26 @@ Merge = Callable[[Value, list[Tensor]], Tensor]
 Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each step, for traces
 
 RULES: dict[str, Rule] = {}
-MULTI_OUTPUT: set[str] = set()
-# Operations that put constants beside live values (a class token, a border): relevance that goes to a constant stays.
-TAKES_CONSTANTS = frozenset(
-    ("where", "setitem", "as_strided_scatter", "pad", "maximum", "minimum", "copy", "masked_fill")
-)
-# The same where one of the joined tensors is a constant. (Where none is, nothing stays; and the joined axis may be the
-# images', along which the ledger could not tell whose relevance it is.)
-JOINS = frozenset(("cat", "stack", "hstack", "vstack"))
+MULTI_OUTPUT: set[str] = set(SEVERAL_OUTPUTS)
+ABSORBING: set[str] = set()  # operations whose rule keeps relevance on purpose
 
 
-def register(*names: str, multi_output: bool = False) -> Callable[[Rule], Rule]:
+def register(*names: str, multi_output: bool = False, absorbs: bool = False) -> Callable[[Rule], Rule]:
     """Make a function the rule of one or more operations; your own operations too.
 
     >>> @register("my_scale")
     ... def my_scale(node, relevance):
     ...     return [relevance]
+
+    `multi_output`: the rule gets a list, the relevance of each output or None. `absorbs`: what its shares lack of the
+    relevance that arrived stays at the operation on purpose, and is reported as absorbed; else it counts as lost.
     """
 
     def add(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, rule))
         if multi_output:
             MULTI_OUTPUT.update(names)
+        (ABSORBING.update if absorbs else ABSORBING.difference_update)(names)
         return rule
 
     return add
@@ -80,7 +79,13 @@ class Ledger:
         # A sum in another precision would copy the tensor: only the sums over places are added in float64.
         rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
         rows = rows.flatten(2).sum(2, dtype=torch.float64)
-        return rows.unflatten(1, (self.images, -1)).sum(2) if rows.shape[1] % self.images == 0 else rows
+        if rows.shape[1] % self.images:
+            raise UnsupportedOp(
+                f"relevance stays at a value whose first axis has {rows.shape[1]} entries, which are not the "
+                f"{self.images} images: it cannot be told apart; explain one image at a time"
+            )
+        per_image: Tensor = rows.unflatten(1, (self.images, -1)).sum(2)
+        return per_image
 
     def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
         """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there.
@@ -126,8 +131,8 @@ def propagate(
             shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
             if watch is not None:
                 watch(node, arrived, shares)
-            if node.op in TAKES_CONSTANTS or (node.op in JOINS and node.constants):
-                _write_down_constants(ledger, arrived, shares)
+            if _keeps_relevance(node):
+                _write_down_rest(ledger, arrived, shares)
             for value, share in _pairs(node, shares):
                 pending.setdefault(value, []).append(share)
         relevance = settle(tape.image)
@@ -138,7 +143,15 @@ def propagate(
     return Sweep(relevance, absorbed)
 
 
-def _write_down_constants(ledger: Ledger, arrived: Sequence[Tensor | None], shares: Shares) -> None:
+def _keeps_relevance(node: Node) -> bool:
+    """Whether relevance may stay at a node: at its constants, or because its rule says so."""
+    constants = KEEPS_CONSTANTS.get(node.op)
+    return (
+        constants is Constants.YES or node.op in ABSORBING or (constants is Constants.IF_THERE and bool(node.constants))
+    )
+
+
+def _write_down_rest(ledger: Ledger, arrived: Sequence[Tensor | None], shares: Shares) -> None:
     for relevance in arrived:
         if relevance is not None:
             ledger.absorb(relevance)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, folded
+from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Shares, divide
-from classlens.core.rules.linear import LINEAR_OPS, LinearMap, boxed, by_blocks, linear_map, output_stride
+from classlens.core.rules.linear import LinearMap, boxed, by_blocks, linear_map, output_stride
 from classlens.core.rules.linear import only as only_input
 from classlens.core.rules.pools import over_window
 from classlens.core.rules.propagate import Ledger, Rule, propagate, rule_for

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Value
+from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Shares, divide, proportional
-from classlens.core.rules.linear import LINEAR_OPS, absolute, agnostic, boxed, linear_map
+from classlens.core.rules.linear import absolute, agnostic, boxed, linear_map
 from classlens.core.rules.linear import only as only_input
 from classlens.core.rules.propagate import Rule, propagate, rule_for
 from classlens.methods.agf import terms

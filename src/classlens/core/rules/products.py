@@ -1,0 +1,107 @@
+"""Products, quotients, and sums with a product inside: who is the signal, and who only sets its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classlens.core.capture import Node, Value
+from classlens.core.ops import Kind, of_kind
+from classlens.core.rules.generic import Shares, magnitude, transported, unbroadcast
+from classlens.core.rules.linear import only
+from classlens.core.rules.propagate import register, rule_for
+from classlens.errors import UnsupportedOp
+
+
+@register("mul")
+def multiplied(node: Node, relevance: Tensor) -> Shares:
+    """A gate decides how much passes, the signal what passes: the signal gets all of it.
+
+    The gate is the operand that was broadcast over the other. Of two equal ones it is the one made by a squashing
+    function; of two plain ones each gets half.
+    """
+    if len(node.inputs) == 1:
+        return [unbroadcast(relevance, node.inputs[0].shape)]
+    a, b = node.inputs
+    if a.tensor.numel() != b.tensor.numel():
+        signal = max(node.inputs, key=lambda v: v.tensor.numel())
+        return only(node, signal, unbroadcast(relevance, signal.shape))
+    squashed = [looks_like_gate(v) for v in (a, b)]
+    if squashed[0] != squashed[1]:
+        signal = b if squashed[0] else a
+        return only(node, signal, unbroadcast(relevance, signal.shape))
+    return [unbroadcast(relevance / 2, v.shape) for v in (a, b)]
+
+
+def looks_like_gate(value: Value) -> bool:
+    """Whether all of a value lies within [0,1], as what a sigmoid or a softmax makes does."""
+    low, high = value.tensor.aminmax()
+    return bool(low >= 0 and high <= 1)
+
+
+@register(*of_kind(Kind.PRODUCT) - {"mul"})
+def product(node: Node, relevance: Tensor) -> Shares:
+    """Def. 1 with X = |x|. Of two live operands one within [0,1] is a gate; two plain ones get half each."""
+    points = [magnitude(v.tensor) for v in node.inputs]
+    (total,) = node.call(*points, constants=torch.abs)
+    shares = transported(node, [relevance / total.clamp(min=torch.finfo(total.dtype).tiny)], points, torch.abs)
+    full = [p * s for p, s in zip(points, shares, strict=True) if s is not None]
+    gates = [looks_like_gate(v) for v in node.inputs]
+    if any(gates) and not all(gates):
+        return [None if gate else share for gate, share in zip(gates, full, strict=True)]
+    return [share / len(full) for share in full]
+
+
+@register("div")
+def divided(node: Node, relevance: Tensor) -> Shares:
+    """What is divided is the signal; the divisor only sets its scale."""
+    numerator = node.arguments()["input"]
+    if not isinstance(numerator, Value):
+        raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one")
+    return only(node, numerator, unbroadcast(relevance, numerator.shape))
+
+
+# c + a b: the names of a and b, and their product as an operation of its own.
+_INSIDE: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
+    "addcmul": ("tensor1", "tensor2", torch.mul),
+    "addmm": ("mat1", "mat2", torch.mm),
+    "addmv": ("mat", "vec", torch.mv),
+    "addr": ("vec1", "vec2", torch.outer),
+    "baddbmm": ("batch1", "batch2", torch.bmm),
+    "addbmm": ("batch1", "batch2", lambda a, b: torch.bmm(a, b).sum(0)),
+}
+
+
+@register(*of_kind(Kind.ADDED_PRODUCT))
+def added_product(node: Node, relevance: Tensor) -> Shares:
+    """c + a b: a live c and the product share by magnitude, a and b as in a product. A constant c takes no share."""
+    named = node.arguments()
+    a, b, multiply = _INSIDE[node.op]
+    inside = Node(_name_of_product(node), multiply, (named[a], named[b]), {}, node.outputs, node.module)
+    summand = named["input"]
+    if not isinstance(summand, Value):
+        return _placed(node, inside, rule_for(inside)(inside, relevance))
+    if not inside.inputs:
+        return only(node, summand, unbroadcast(relevance, summand.shape))
+    c = summand.tensor * named.get("beta", 1)
+    sizes = magnitude(c), magnitude(node.outputs[0].tensor - c)
+    per_unit = relevance / (sizes[0] + sizes[1])
+    to_summand = unbroadcast(sizes[0] * per_unit, summand.shape)
+    return _placed(node, inside, rule_for(inside)(inside, sizes[1] * per_unit), (summand, to_summand))
+
+
+def _name_of_product(node: Node) -> str:
+    return "mul" if node.op == "addcmul" else "matmul"
+
+
+def _placed(node: Node, inside: Node, shares: Shares, *more: tuple[Value, Tensor]) -> Shares:
+    """Shares of the product's operands, and others, in the order of the node's inputs; one value may be several."""
+    found: list[Any] = [None] * len(node.inputs)
+    for value, share in (*zip(inside.inputs, shares, strict=True), *more):
+        if share is not None:
+            at = node.inputs.index(value)
+            found[at] = share if found[at] is None else found[at] + share
+    return found
