@@ -1,7 +1,8 @@
-"""The walk along the table: every operation is called each way, has its arguments by name, and a rule that conserves."""
+"""The walk along the table: every operation is called each way, has arguments by name, and a rule that conserves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,22 +17,28 @@ from classlens.core.ops import OPERATIONS, Kind, arguments, canonical
 from classlens.core.rules import RULES, propagate, rule_for
 from classlens.core.rules.propagate import MULTI_OUTPUT
 from classlens.errors import UnsupportedOp
+from classlens.methods.deeplift import multipliers
 from steps import Does
 
 OUT_OF_SIGHT = (Kind.CREATION, Kind.QUESTION, Kind.EXPORT)  # they are never written down
 NOT_CALLED = {"identity", "alias"}  # functions of other libraries
-CALLS = [(op, SPECS[op], how, call) for op in SPECS for how, call in writings(op)]
-CALLS += [(op, named, "by hand", call) for op, named, call in BY_HAND]
-IDS = [f"{op}-{how}" for op, _, how, _ in CALLS]
+CALLED = list(dict.fromkeys([*SPECS, *(op for op, _, _ in BY_HAND)]))
 
 
-def recorded(op: str, call: Call) -> Tape:
+def calls(op: str) -> Iterator[tuple[str, dict[str, Any], Call]]:
+    """(how it is written, what arguments() must say, the call)."""
+    if op in SPECS:
+        yield from ((how, SPECS[op], call) for how, call in writings(op))
+    yield from (("by hand", named, call) for name, named, call in BY_HAND if name == op)
+
+
+def recorded(op: str, call: Call, seed: int = 0) -> Tape:
     def first_tensor(x: Tensor) -> Tensor:
         tensors = [leaf for leaf in leaves(call(x)) if isinstance(leaf, Tensor)]
         first = tensors[0] if tensors[0].is_floating_point() else tensors[0] * x
         return first.double()
 
-    return record(Does(first_tensor).eval(), numbers(*SHAPES.get(op, (2, 4, 6, 6)), seed=0))
+    return record(Does(first_tensor).eval(), numbers(*SHAPES.get(op, (2, 4, 6, 6)), seed=seed))
 
 
 def node_of(tape: Tape, op: str) -> Node:
@@ -47,37 +54,52 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_every_operation_is_called() -> None:
-    called = {op for op, *_ in CALLS}
-    assert called <= OPERATIONS.keys()
-    missing = {op for op, row in OPERATIONS.items() if row.kind not in OUT_OF_SIGHT} - called
+    assert OPERATIONS.keys() >= set(CALLED)
+    missing = {op for op, row in OPERATIONS.items() if row.kind not in OUT_OF_SIGHT} - set(CALLED)
     assert missing == NOT_CALLED
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("op", "named", "how", "call"), CALLS, ids=IDS)
-def test_arguments_by_name_however_it_is_called(op: str, named: dict[str, Any], how: str, call: Call) -> None:
-    node = node_of(recorded(op, call), op)
-    found = node.arguments()
-    for name, expected in named.items():
-        assert name in found, f"{name} is not among {list(found)}"
-        assert same(found[name], expected), name
-    live = [leaf for leaf in leaves(found) if isinstance(leaf, Value)]
-    assert live == list(node.inputs)  # none lost, none doubled
-    if op in SPECS:
-        assert next(iter(found)) in ("input", "input1", "query")
+@pytest.mark.parametrize("op", CALLED)
+def test_arguments_by_name_however_it_is_called(op: str) -> None:
+    for how, named, call in calls(op):
+        node = node_of(recorded(op, call), op)
+        found = node.arguments()
+        for name, expected in named.items():
+            assert name in found, f"{how}: {name} is not among {list(found)}"
+            assert same(found[name], expected), f"{how}: {name}"
+        live = [leaf for leaf in leaves(found) if isinstance(leaf, Value)]
+        assert live == list(node.inputs), how  # none lost, none doubled
+        if how != "by hand":
+            assert next(iter(found)) in ("input", "input1"), how
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("op", "named", "how", "call"), CALLS, ids=IDS)
-def test_rules_conserve_however_it_is_called(op: str, named: dict[str, Any], how: str, call: Call) -> None:
-    tape = recorded(op, call)
-    if OPERATIONS[op].unruled:
-        with pytest.raises(UnsupportedOp, match=f"no rule for the operation {op}"):
-            rule_for(node_of(tape, op))
-        return
-    start = numbers(2, *tape.logits.shape)
-    sweep = propagate(tape, {tape.output: start}, rule_for)
-    assert sweep.absorbed.sum() + sweep.relevance.sum() == pytest.approx(start.sum().item(), rel=1e-9)
+@pytest.mark.parametrize("op", CALLED)
+def test_rules_conserve_however_it_is_called(op: str) -> None:
+    for how, _, call in calls(op):
+        tape = recorded(op, call)
+        if OPERATIONS[op].unruled:
+            with pytest.raises(UnsupportedOp, match=f"no rule for the operation {op}"):
+                rule_for(node_of(tape, op))
+            continue
+        start = numbers(2, *tape.logits.shape)
+        sweep = propagate(tape, {tape.output: start}, rule_for)
+        total = float(sweep.absorbed.sum() + sweep.relevance.sum())
+        assert total == pytest.approx(float(start.sum()), rel=1e-9), how
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", [op for op in CALLED if not OPERATIONS[op].unruled])
+def test_deeplift_is_complete_on_every_operation(op: str) -> None:
+    """sum(m (x - x0)) = start . (y - y0): each operation is in the list that its Jacobian needs."""
+    for how, _, call in calls(op):
+        tape, other = recorded(op, call), recorded(op, call, seed=7)
+        start = numbers(*tape.logits.shape)
+        parts = multipliers(tape, other, start[None])[0] * (tape.image.tensor - other.image.tensor)
+        difference = start * (tape.logits - other.logits)
+        allowed = 1e-4 if OPERATIONS[op].kind is Kind.NORM else 1e-9  # norms are integrated numerically
+        assert (parts.sum() - difference.sum()).abs() <= allowed * difference.abs().sum(), how
 
 
 def test_rules_and_table_name_the_same_operations() -> None:

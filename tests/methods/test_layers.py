@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -5,7 +7,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.methods.agf import terms as agf
-from classlens.methods.layers import head_layers, over_places, patch_layers
+from classlens.methods.layers import first_layers, head_layers, meets_activation_first, over_places, patch_layers
 from networks import build, pictures
 
 
@@ -62,6 +64,78 @@ def test_agf_starts_with_the_gradient_through_the_whole_head(multilabel: bool) -
     score = (agf.highlighted_from_lowest if multilabel else agf.log_odds)(model(x), torch.tensor([[2]]))
     (gradient,) = torch.autograd.grad(score.sum(), features[-1])
     assert e.report.started.item() == pytest.approx((features[-1] * gradient).sum().item(), rel=1e-4)
+
+
+class Stem(nn.Module):
+    """A convolution behind something that is done to the image, and one behind that."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor], channels: int) -> None:
+        super().__init__()
+        self.prepare, self.first, self.second = prepare, nn.Conv2d(channels, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(self.prepare(x)).relu()).mean((2, 3))
+
+
+def rescaled(x: Tensor) -> Tensor:
+    return torch.cat([x[:, i : i + 1] * 2.0 + 0.1 * i for i in range(3)], 1)
+
+
+def by_hand(x: Tensor) -> Tensor:
+    padded = x.new_zeros(len(x), 3, x.shape[2] + 2, x.shape[3] + 2)
+    padded[:, :, 1:-1, 1:-1] = x
+    return padded
+
+
+@pytest.mark.parametrize(
+    ("prepare", "channels"),
+    [
+        (lambda x: torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1), 12),  # places into channels
+        (rescaled, 3), (by_hand, 3), (lambda x: torch.hstack([x, x.flip(3)]), 6), (lambda x: 1 - x, 3), (torch.neg, 3),
+        (lambda x: torch.stack(x.unbind(1), 1), 3), (lambda x: x.chunk(3, 1)[1], 1), (lambda x: x.split(1, 1)[2], 1),
+        (lambda x: torch.maximum(x, x.flip(3)), 3), (lambda x: x.amin(1, keepdim=True), 1),
+        (lambda x: torch.cat([x, torch.ones_like(x)], 1), 6),
+    ],
+)  # fmt: skip
+def test_a_layer_that_reads_pixels_is_a_first_layer(prepare: Callable[[Tensor], Tensor], channels: int) -> None:
+    tape = record(Stem(prepare, channels).eval(), pictures())
+    assert [node.module for node in first_layers(tape)] == ["first"]
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.hstack, lambda pair: torch.maximum(*pair), sum])
+def test_a_layer_that_reads_pixels_beside_features_is_none(join: Callable[[list[Tensor]], Tensor]) -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 1), nn.LazyConv2d(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(join([x, self.first(x).relu()])).mean((2, 3))
+
+    model = Beside().eval()
+    model(pictures())
+    assert [node.module for node in first_layers(record(model, pictures()))] == ["first"]
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.hstack, torch.stack])
+@pytest.mark.parametrize("alone", [True, False])
+def test_joined_with_another_value_no_activation_is_met_first(
+    join: Callable[[list[Tensor]], Tensor], alone: bool
+) -> None:
+    """The three ways to join are one kind: before, hstack was passed over and cat was not."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.a(x), self.b(x)
+            b = torch.ones_like(b) if alone else b
+            return join([a, b]).relu().flatten(1)
+
+    tape = record(Joined().eval(), pictures())
+    assert meets_activation_first(tape, tape.nodes[0]) == alone
 
 
 class Tokens(nn.Module):

@@ -91,8 +91,8 @@ _BINARY = ("input", "other")
 _TABLE = (
     *_rows(Kind.LINEAR, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     *_rows(Kind.ACTIVATION, """relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh
-           hardsigmoid sigmoid tanh softplus softsign threshold clamp=clip=clamp_min=clamp_max logsigmoid=log_sigmoid tanhshrink
-           softshrink hardshrink"""),
+           hardsigmoid sigmoid tanh softplus softsign threshold clamp=clip=clamp_min=clamp_max logsigmoid=log_sigmoid
+           tanhshrink softshrink hardshrink"""),
     *_rows(Kind.POINTWISE, """abs=absolute square pow=ipow rpow sqrt rsqrt reciprocal exp exp2 expm1 log log1p log2
            log10 sin cos erf sign floor ceil round trunc"""),
     Operation("batch_norm", Kind.NORM, made_again=True),
@@ -111,7 +111,8 @@ _TABLE = (
     *_rows(Kind.MOVE, """t permute movedim=moveaxis expand expand_as broadcast_to repeat tile repeat_interleave narrow
            select index_select gather take_along_dim masked_select roll flip rot90 diagonal unfold pixel_shuffle
            pixel_unshuffle channel_shuffle as_strided"""),
-    *_rows(Kind.MOVE, "native_channel_shuffle", unruled="torch cannot go back through it; channel_shuffle does the same"),
+    *_rows(Kind.MOVE, "native_channel_shuffle",
+           unruled="torch has no derivative of it; channel_shuffle does the same"),
     *_rows(Kind.MOVE, "split=unsafe_split=split_with_sizes=tensor_split", several=True,
            parameters=("input", "split_size_or_sections", "dim")),
     *_rows(Kind.MOVE, "chunk=unsafe_chunk unbind hsplit vsplit dsplit broadcast_tensors", several=True),

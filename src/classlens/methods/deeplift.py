@@ -36,7 +36,7 @@ from classlens.progress import track
 POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
 
 _UNIT_BY_UNIT = of_kind(Kind.ACTIVATION, Kind.POINTWISE)
-_MAXIMA = of_kind(Kind.MAX_POOL, Kind.MAXIMUM)
+_MAXIMA, _MINIMA = of_kind(Kind.MAX_POOL, Kind.MAXIMUM), of_kind(Kind.MINIMUM)
 _UNCHANGED = of_kind(Kind.SAME)
 # The Jacobian is constant, or linear in the inputs: one point half way is exact.
 _LINEAR = of_kind(
@@ -102,8 +102,8 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
         return [arrived * slope(node, twin)]
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
-    if node.op in _MAXIMA and outputs[0] is not None:
-        return _maximum(node, twin, outputs)
+    if node.op in _MAXIMA | _MINIMA and outputs[0] is not None:
+        return _extreme(node, twin, outputs)
     return _mean_jacobian(node, twin, outputs, 1 if _up_to_quadratic(node) else POINTS)
 
 
@@ -130,14 +130,18 @@ def slope(node: Node, twin: Node) -> Tensor:
     return torch.where(near, derivative[0], dy / torch.where(near, 1, dx))
 
 
-def _maximum(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
-    """A maximum that rose owes it to the image's winner, one that fell to the baseline's; |dy| <= |dx| at both."""
+def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
+    """A maximum that rose owes it to the image's winner, one that fell to the baseline's; |dy| <= |dx| at both.
+
+    With a minimum it is the other way round.
+    """
     multiplier, *rest = arrived
     assert multiplier is not None
     x, x0 = [v.tensor for v in node.inputs], [v.tensor for v in twin.inputs]
     dy = node.outputs[0].tensor - twin.outputs[0].tensor
     risen, fallen = multiplier * dy.clamp(min=0), multiplier * dy.clamp(max=0)
-    shares = zip(transported(node, [risen, *rest], x), transported(node, [fallen, *rest], x0), strict=True)
+    of_image, of_baseline = (fallen, risen) if node.op in _MINIMA else (risen, fallen)
+    shares = zip(transported(node, [of_image, *rest], x), transported(node, [of_baseline, *rest], x0), strict=True)
     return [
         None if a is None or b is None else divide(a + b, p - p0) for (a, b), p, p0 in zip(shares, x, x0, strict=True)
     ]

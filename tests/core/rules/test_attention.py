@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.rules.attention import attention_weights, through_weights
+from classlens.errors import UnsupportedOp
 from networks import pictures
 from steps import back
 
@@ -43,6 +44,24 @@ def test_values_that_heads_share_get_what_all_heads_send() -> None:
 
     expected = sum(by_hand(torch.softmax(queries[0, h] @ x[0].mT, -1), x[0], r[0, h]) for h in range(2))
     assert torch.allclose(back(shared, x, r)[0], expected)
+
+
+def test_a_learnt_query_looks_at_live_values() -> None:
+    """Attention pooling: the query is a constant, keys and values are made of the image."""
+    x, query, r = tokens(1, 4, 3), tokens(1, 1, 3) + 1, torch.rand(1, 1, 3, dtype=torch.float64)
+    expected = by_hand(torch.softmax(query[0] @ x[0].mT, -1), x[0], r[0])
+    found = back(lambda x: F.scaled_dot_product_attention(query, x, x, scale=1.0), x, r)
+    assert torch.allclose(found[0], expected)
+
+
+def test_learnt_values_are_refused() -> None:
+    x, r, layer = tokens(1, 4, 4), torch.rand(1, 4, 4).double(), nn.MultiheadAttention(4, 2).double().eval()
+    for do in (
+        lambda x: F.scaled_dot_product_attention(x, x, tokens(1, 4, 4)),
+        lambda x: layer(x, x, tokens(1, 4, 4), need_weights=False)[0],
+    ):
+        with pytest.raises(UnsupportedOp, match="no rule for attention whose values do not depend on the image"):
+            back(do, x, r)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "additive", "boolean"])

@@ -4,8 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Node, record
 from classlens.core.rules import RULES, propagate, register, rule_for
+from classlens.core.rules.generic import Shares, magnitude, shared
 from classlens.errors import UnsupportedOp
 from networks import NETWORKS, build, pictures
 from steps import Does, back
@@ -141,6 +142,72 @@ def test_sum_and_product_in_one_operation() -> None:
     assert torch.equal(back(lambda x: torch.addcmul(offset, torch.sigmoid(x), x), X, r), r)  # gated
     # x + 3 * x: a quarter and three quarters, and both come back.
     assert torch.allclose(back(lambda x: torch.addcmul(x, scale, x * 1.0), X, r), r)
+
+
+class Mixed(nn.Module):
+    """A quarter of a learnt constant is mixed into the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv2d(3, 4, 3, bias=False), nn.Linear(4, 5, bias=False)
+        self.token = nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.lerp(self.conv(x).relu(), self.token, 0.25).mean((2, 3)))
+
+
+def mixed(node: Node, relevance: Tensor) -> Shares:
+    """(1 - w) a, of (1 - w) a + w c with a and c positive."""
+    return shared(node.call, [magnitude(v.tensor) for v in node.inputs], relevance)
+
+
+@pytest.mark.parametrize("absorbs", [True, False])
+def test_a_rule_that_absorbs_relevance_says_so(absorbs: bool) -> None:
+    """What the constant draws is written down, or else conservation tells that it is missing."""
+    model, x = Mixed().double().eval(), pictures().double()
+    try:
+        register("lerp", absorbs=absorbs)(mixed)
+        report = classlens.explain(model, x, [[0, 1], [2, 3]], "lrp").report
+    finally:
+        register("lerp")(mixed)
+        del RULES["lerp"]
+    if not absorbs:
+        assert (report.conservation > 1e-2).all()
+        return
+    assert (report.conservation < 1e-12).all()
+    features = model.conv(x).relu()
+    drawn = 0.25 * model.token / (0.75 * features + 0.25 * model.token)  # of each unit's relevance
+    pooled = torch.lerp(features, model.token, 0.25)
+    for b, row in enumerate([[0, 1], [2, 3]]):
+        for k, target in enumerate(row):
+            logits = model(x)[b]
+            share = (model.head.weight[target] * pooled[b].mean((1, 2))).clamp(min=0)  # z+ of the head
+            unit = share[:, None, None] / share.sum() * pooled[b] / pooled[b].sum((1, 2), keepdim=True)
+            expected = logits[target] * (unit * drawn[b]).sum()
+            assert report.absorbed[b, k].item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_relevance_that_stays_where_images_are_not_told_apart_is_refused() -> None:
+    """Tokens before images: three tokens of two images, and a border around the tokens."""
+
+    class TokensFirst(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = F.pad(x.flatten(2).permute(2, 0, 1)[:2], (0, 0, 0, 0, 0, 1))
+            return tokens.sum(0)
+
+    with pytest.raises(UnsupportedOp, match="first axis has 3 entries, which are not the 2 images"):
+        classlens.explain(
+            nn.Sequential(nn.Conv2d(3, 4, 1), TokensFirst(), nn.Linear(4, 3)).eval(), pictures(), 0, "lrp"
+        )
+
+
+def test_a_constant_that_wins_keeps_its_relevance() -> None:
+    for do in (torch.maximum, torch.max):
+        tape = record(Does(lambda x, do=do: do(x, torch.full_like(x, 2.0))).eval(), X)
+        sweep = propagate(tape, {tape.output: torch.ones(1, *X.shape)}, rule_for)
+        assert sweep.relevance.sum() == 1
+        assert sweep.absorbed.sum() == 3
 
 
 def test_a_change_of_sign_does_not_change_who_it_came_from() -> None:
