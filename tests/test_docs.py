@@ -25,6 +25,7 @@ from classlens.cli import app
 from classlens.core.rules import RULES
 from classlens.data.layouts import LAYOUTS
 from classlens.demo import picture
+from classlens.evaluate import TESTS
 from classlens.methods import METHODS, method_names
 from classlens.models._torchvision import import_torchvision
 from networks import build
@@ -102,7 +103,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     Image.fromarray(np.eye(96, dtype=np.uint8)).save(tmp_path / "pairs" / "cat.mask.png")
     monkeypatch.chdir(tmp_path)
     import_torchvision()  # with our care for its compiled operations; pytorch_grad_cam imports it without
-    tables = [(table, dict(table)) for table in (METHODS, RULES, LAYOUTS)]  # examples may add to them
+    tables = [(table, dict(table)) for table in (METHODS, RULES, LAYOUTS, TESTS)]  # examples may add to them
     yield {"my_model": build("residual"), "images": torch.rand(2, 3, 64, 64), "torch": torch, "__name__": "example"}
     for table, before in tables:
         table.clear()
@@ -117,7 +118,7 @@ RUNNABLE = [page for page in PAGES if blocks(page, "python") and page.name not i
 def test_examples_run(page: Path, reader: dict[str, Any]) -> None:
     """All examples of a page, one after the other, as a reader would paste them."""
     for code in blocks(page, "python"):
-        exec(compile(code, f"{page.name}: {code.splitlines()[0]}", "exec"), reader)
+        exec(compile(code, f"{page.name}: {code.splitlines()[0]}", "exec", dont_inherit=True), reader)
 
 
 # ----------------------------------------------------------------------------------------------------------- commands

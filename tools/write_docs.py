@@ -187,7 +187,7 @@ def options_of(command: Command) -> list[str]:
     """The table of arguments and options, from what `--help` says."""
     context = command.make_context(command.name, [], resilient_parsing=True)
     lines = ["", "| option | what it does | |", "|---|---|---|"]
-    for parameter in command.params:
+    for parameter in context.command.params:
         name, about = parameter.get_help_record(context) or ("--help", "")
         if not name.startswith("--help"):
             about, _, rest = re.sub(r"([;\[] ?|  )[\d.]*(<=)?x[<>]=[\d.]+\]?", "", about).partition("  [")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, record, record_logits, unwrap
+from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
 from classlens.core.targets import Targets, name_of, resolve_targets
 from classlens.data.images import check_batch
 from classlens.errors import ImageError, ModelError, NotFiniteError, TargetError
@@ -154,16 +154,22 @@ def explain(
 
 def run(
     model: nn.Module | LoadedModel, images: Any, targets: Targets, method: str, *, trace: bool = False,
-    output: Picker = None, multilabel: bool | None = None, **options: Any,
+    output: Picker = None, multilabel: bool | None = None, recorded: Tape | None = None, **options: Any,
 ) -> tuple[Case, Result]:  # fmt: skip
-    """What `explain` does before it packs: the case, and what the method made of it; for adapters."""
+    """What `explain` does before it packs: the case, and what the method made of it; for adapters.
+
+    `recorded` is the tape of a forward pass of these images, where one serves several methods. Then maps that are not
+    finite are handed on: one of them must not cost the other images theirs.
+    """
     chosen, written = resolve(method)
     options = written | options
     check_options(chosen, options)
     network, batch, loaded = prepare(model, images)
     # A caller's inference mode would forbid what the methods do.
     with onednn_errors(), torch.inference_mode(False):
-        tape = (record if chosen.layers else record_logits)(network, batch, output)
+        tape = recorded
+        if tape is None:
+            tape = (record if chosen.layers else record_logits)(network, batch, output)
         _check_logits(tape.logits, len(batch))
         classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
         if tape.logits.shape[1] == 1 and not chosen.scalars:
@@ -175,9 +181,10 @@ def run(
             )
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
-        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=True)
+        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
         result = chosen.run(case, **options)
-    _check_maps(result.maps, batch, chosen.name)
+    if recorded is None:
+        _check_maps(result.maps, batch, chosen.name)
     return case, result
 
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from classlens.cli import app, main
-from classlens.evaluate.records import Store
+from classlens.evaluate.store import Store
 
 
 def test_the_command_prints_tables_and_writes_files(labelled: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "worlds"))
 
-from classlens.evaluate import Settings, records, report, run
+from classlens.evaluate import Settings, options_of_tests, report, run, store
 
 
 def die() -> None:
@@ -38,7 +38,7 @@ def die_at_write(count: int, inside: bool) -> None:
                 die()
         original(source, target)
 
-    records.os.replace = replace
+    store.os.replace = replace
 
 
 def child(settings: Settings, out: Path, how: str, number: int) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     settings = Settings(
         tests=("perturbation", "segmentation", "pointing", "sanity"), everything=True,
         methods=("agf-release", "gradcam", "random"), data=(labelled, masked), model="world:make", batch_size=3,
-        sanity_images=4, threads=1, shapes=("2x1", "3x1"), limit=7,
+        threads=1, limit=7, options=options_of_tests(sanity_images=4, shapes=("2x1", "3x1")),
     )  # fmt: skip
     kills = dict.fromkeys(("at a write", "in a write", "at random"), 0)
     for number in range(200):

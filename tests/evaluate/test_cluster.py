@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from classlens.evaluate import Settings, run
+from classlens.evaluate import Settings, options_of_tests, run
 from classlens.evaluate.cluster import ClusterError, RayExecutor
-from classlens.evaluate.records import SCHEMAS, Store
+from classlens.evaluate.store import Store, schemas
 
 HERE = Path(__file__).resolve().parent
 
@@ -27,7 +27,7 @@ def settings(*data: Path, **changes: Any) -> Settings:
     values: dict[str, Any] = {
         "tests": ("perturbation", "segmentation", "pointing", "sanity"), "everything": True,
         "methods": ("agf-release", "gradcam", "random"), "data": tuple(map(str, data)), "model": "world:make",
-        "batch_size": 2, "sanity_images": 4, "threads": 1, "shapes": ("2x1",),
+        "batch_size": 2, "threads": 1, "options": options_of_tests(sanity_images=4, shapes=("2x1",)),
     }  # fmt: skip
     return Settings(**(values | changes))
 
@@ -126,7 +126,7 @@ def listening() -> set[str]:
 
 
 def rows(out: Path) -> dict[str, str]:
-    return {test: repr(Store(out).read(test).to_pylist()) for test in SCHEMAS}
+    return {test: repr(Store(out).read(test).to_pylist()) for test in schemas()}
 
 
 class Killer:

@@ -5,16 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from classlens.evaluate.metrics import metrics
-from classlens.evaluate.records import SCHEMAS
-from classlens.evaluate.settings import Config
-
-SEGMENTATION = Config("segmentation", (("reading", "object"),))
-POINTING = Config("pointing", (("shape", "2x1"),))
+from classlens.evaluate import TESTS
+from classlens.evaluate.registry import Config
+from classlens.evaluate.store import schemas
+from classlens.evaluate.tests import segmentation
 
 
 def table(test: str, rows: list[dict[str, Any]]) -> Any:
-    return SCHEMAS[test].empty_table().from_pylist(rows, SCHEMAS[test])
+    return schemas()[test].empty_table().from_pylist(rows, schemas()[test])
 
 
 def pictures(scores: dict[str, float]) -> Any:
@@ -32,7 +30,7 @@ def pictures(scores: dict[str, float]) -> Any:
 def test_a_difference_is_taken_on_the_same_pictures() -> None:
     mine = pictures({"a": 0.9, "b": 0.5, "c": 0.7, "mine alone": 0.0})
     other = pictures({"theirs alone": 1.0, "c": 0.6, "b": 0.4, "a": 0.8})
-    for metric in metrics(SEGMENTATION):
+    for metric in segmentation.METRICS:
         found = metric.difference(mine, other, seed=0)
         if metric.name == "mAP (paper)" or metric.name == "AP (soft)":
             assert found.n == 3
@@ -46,7 +44,7 @@ def test_the_interval_of_a_difference_is_that_of_the_mean_of_differences() -> No
     easy = random.uniform(0.2, 0.8, 300)
     gain = random.normal(0.02, 0.05, 300)
     names = [f"{i:03d}" for i in range(300)]
-    soft = metrics(SEGMENTATION)[-1]
+    soft = segmentation.METRICS[-1]
     found = soft.difference(
         pictures(dict(zip(names, easy + gain, strict=True))), pictures(dict(zip(names, easy, strict=True))), 0
     )
@@ -66,8 +64,9 @@ def test_cells_of_a_grid_are_drawn_together() -> None:
             ],
         )
 
-    share = metrics(POINTING)[0]
-    found = share.difference(grids(0.02), grids(0.0), seed=0)
+    pointing = TESTS["pointing"]
+    share = pointing.metrics(Config("pointing", (("shape", "2x1"),)))[0]
+    found = share.difference(grids(0.02), grids(0.0), seed=0, group=pointing.group)
     spread = 100 * 0.02 * np.arange(20).std() / np.sqrt(20)
     assert found.value == pytest.approx(19.0)
     assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.2)

@@ -16,13 +16,14 @@ from sorting import net
 from classlens import selfsup
 from classlens.data.layouts import open_dataset
 from classlens.errors import ClasslensError, DataError, MethodError
-from classlens.evaluate import perturbation, segmentation
-from classlens.evaluate.records import Store
+from classlens.evaluate import SettingsError, options_of_tests
+from classlens.evaluate.store import Store
+from classlens.evaluate.tests import perturbation, segmentation
+from classlens.evaluate.tests.planted import place, plant
 from classlens.evaluate.worker import framed_mask
 from classlens.selfsup import evaluation
 from classlens.selfsup.bank import BankError
 from classlens.selfsup.evaluation import Settings, run
-from classlens.selfsup.planted import place, plant
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def test_segmentation_scores_the_map_of_the_contrast(masked: Path, made: Path, t
     outcome = run(settings("segmentation", masked, made, methods=("agf", "lrp")), tmp_path / "run")
     found = rows(tmp_path / "run", "segmentation")
     assert len(found) == 9 * 2 * 3
-    assert list(outcome.table.rows) == [f"{m}, {mode}" for m in ("agf", "lrp") for mode in selfsup.MODES]
+    assert list(outcome.tables[0].rows) == [f"{m}, {mode}" for m in ("agf", "lrp") for mode in selfsup.MODES]
     dataset = open_dataset(masked)
     item = dataset.items[2]
     e = selfsup.explain(net(), item.image, made, "agf", "sum", both=False)
@@ -95,7 +96,7 @@ def test_which_class_is_explained(masked: Path, made: Path, tmp_path: Path) -> N
 
 def test_done_work_is_not_done_again(masked: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = settings("segmentation", masked, made, methods=("lrp",))
-    expected = run(whole, tmp_path / "whole").table
+    expected = run(whole, tmp_path / "whole").tables[0]
     asked: list[int] = []
     explain = selfsup.explain
 
@@ -108,8 +109,8 @@ def test_done_work_is_not_done_again(masked: Path, made: Path, tmp_path: Path, m
     monkeypatch.setattr(evaluation, "explain", counted)
     with pytest.raises(KeyboardInterrupt):
         run(whole, tmp_path / "run")
-    resumed = run(whole, tmp_path / "run").table
-    assert sum(asked) - 4 == 27  # nothing twice but the batch that was interrupted
+    resumed = run(whole, tmp_path / "run").tables[0]
+    assert sum(asked) - asked[4] == 27  # nothing twice but the batch that was interrupted
     asked.clear()
     run(whole, tmp_path / "run")
     assert not asked
@@ -133,7 +134,7 @@ def test_planted_scores_the_map_on_what_was_planted(masked: Path, pictures: Path
     outcome = run(asked, tmp_path / "run")
     found = rows(tmp_path / "run", "segmentation")
     assert len(found) == 9 * 2
-    assert outcome.table.title == "What was planted"
+    assert outcome.tables[0].title == "What was planted"
     dataset = open_dataset(pictures)
     for item in dataset.items[:2]:
         random = place(0, item.name)
@@ -180,10 +181,14 @@ def test_what_does_not_go_together(masked: Path, pictures: Path, made: Path, tmp
     with pytest.raises(DataError, match="segmentation needs masks"):
         run(settings("segmentation", pictures, made), tmp_path / "run")
     with pytest.raises(MethodError, match="predicts no class"):
-        run(settings("perturbation", masked, made, head="none"), tmp_path / "run")
-    for wrong in ({"modes": ("other",)}, {"reading": "x"}, {"metric": "x"}, {"fill": "x"}, {"explain": "x"}):
+        settings("perturbation", masked, made, head="none")
+    for wrong in ({"modes": ("other",)}, {"reading": "x"}, {"metric": "x"}, {"explain": "x"}):
         with pytest.raises(ClasslensError, match="is not known; there are"):
             settings("segmentation", masked, made, **wrong)
+    with pytest.raises(SettingsError, match="--fill 'x' is not known; there are"):
+        settings("perturbation", masked, made, options=options_of_tests(fill=("x",)))
+    with pytest.raises(ClasslensError, match="'pointing' is not known; there are perturbation, segmentation, planted"):
+        settings("pointing", masked, made)
     with pytest.raises(BankError, match="segmentation needs a bank"):
         Settings("segmentation", str(masked))
     with pytest.raises(BankError, match="planted needs no bank"):

@@ -11,7 +11,7 @@ import torch
 
 import classlens
 from classlens.demo import picture
-from classlens.evaluate.network import fingerprint
+from classlens.models.network import fingerprint
 
 
 def test_the_module_is_there_when_it_is_asked_for() -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from classlens.cli.compare import compare
-from classlens.cli.evaluate import evaluate
+from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
 from classlens.cli.lists import coverage, methods, models, ops
 from classlens.cli.options import Device, complain
@@ -80,7 +80,7 @@ app.command(no_args_is_help=True)(explain)
 app.command(no_args_is_help=True)(compare)
 app.command()(models)
 app.command()(methods)
-app.command(no_args_is_help=True)(evaluate)
+add_evaluate(app)
 app.add_typer(train, name="train")
 app.add_typer(data, name="data")
 app.add_typer(selfsup, name="selfsup")

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from classlens.cli.bar import Bar
+from classlens.cli.flags import add_command, options_given
 from classlens.cli.options import Device
 
 if TYPE_CHECKING:
     from classlens.evaluate import Report
 
 
-class Test(StrEnum):
-    """What to measure."""
-
-    perturbation = "perturbation"
-    segmentation = "segmentation"
-    pointing = "pointing"
-    sanity = "sanity"
-    all = "all"
-
-
 def evaluate(
-    test: Annotated[Test, typer.Argument(metavar="TEST", help="perturbation, segmentation, pointing, sanity or all.")],
+    test: str,
     data: Annotated[
         list[str],
         typer.Option(
@@ -37,51 +27,34 @@ def evaluate(
             "pets, images/ + masks/, gtsegs_ijcv.mat; or say it: `pets:DIR`.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
     methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,gradcam",
     model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
     weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
     device: Device = "auto",
-    explain: Annotated[
-        str, typer.Option(help="Perturbation: explain the `predicted` or the `target` class.")
-    ] = "predicted",
-    fill: Annotated[str, typer.Option(help="Perturbation: removed pixels are black, blur, mean (commas).")] = "black",
-    threshold: Annotated[
-        float, typer.Option(help="Segmentation with a multi-label network: probability from which a class counts.")
-    ] = 0.5,
-    shapes: Annotated[str, typer.Option(help="Pointing: grids, columns x rows (commas).")] = "2x1,2x2,3x3",
-    cells: Annotated[
-        str, typer.Option(help="Pointing: `fit` the grid into one input, or `full` cells of that size.")
-    ] = "fit",
-    confidence: Annotated[float, typer.Option(help="Pointing: least probability of a picture's class.")] = 0.5,
-    max_grids: Annotated[int, typer.Option(min=1, help="Pointing: grids of each shape at most.")] = 500,
-    sanity_images: Annotated[int, typer.Option(min=1, help="Sanity: pictures at most.")] = 50,
     frame: Annotated[
         str, typer.Option(help="`model`: its own crop; `whole`: the picture squashed, as in the paper.")
     ] = "model",
     split: Annotated[str, typer.Option(help="VOC: which list of pictures.")] = "val",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Pictures of each data set at most: a stable choice.")
+        int | None, typer.Option(min=1, help="Use at most N pictures of each data set (a deterministic subset).")
     ] = None,
     half: Annotated[
         str | None,
         typer.Option(metavar="A|B", help="Half of the pictures, by their names' hash: choose on A, report on B."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Also each other method less this one, on the same pictures.")
+        str | None, typer.Option(metavar="METHOD", help="Also show paired differences (each other method − METHOD).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides which pictures, and all that is drawn at random.")] = 0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Pictures at once.  [default: 4 on CPU, 32 on GPU]")
     ] = None,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(min=0.01, metavar="GB", help="Perturbation: memory of one forward of perturbed pictures."),
-    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of a worker.")] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="ADDRESS|local", help="Run on Ray: an address, or `local`.")
     ] = None,
+    **options: Any,
 ) -> None:
     """Measure how good the maps are, and write tables, curves and a report.
 
@@ -89,30 +62,23 @@ def evaluate(
 
         classlens evaluate perturbation --data imagenet/val --explain target --limit 500 --out runs/target
 
-    Stopped, even killed, the same command goes on where it was. Writes RUN/table.md, table.csv, curves.png,
+    Rerun the same command to resume, even after a kill. Writes RUN/table.md, table.csv, curves.png,
     report.html, the rows (Parquet) and a manifest.
     """
     from classlens.evaluate import TESTS, Settings, run
     from classlens.methods import split_names
     from classlens.models.loading import pick_device
 
-    everything = test is Test.all
+    everything = test == "all"
     settings = Settings(
-        tests=TESTS if everything else (test.value,),
+        tests=tuple(name for name, t in TESTS.items() if t.serves(_offers())) if everything else (str(test),),
         everything=everything,
         data=tuple(data),
         methods=tuple(split_names(methods)),
+        options=options_given(options),
         model=model,
         weights=None if weights == "none" else weights,
         device=pick_device(device),
-        explain=explain,
-        fills=tuple(split_names(fill)),
-        threshold=threshold,
-        shapes=tuple(split_names(shapes)),
-        cells=cells,
-        confidence=confidence,
-        max_grids=max_grids,
-        sanity_images=sanity_images,
         frame=frame,
         split=split,
         limit=limit,
@@ -120,12 +86,22 @@ def evaluate(
         against=against,
         seed=seed,
         batch_size=batch_size,
-        memory_limit=memory_limit,
         threads=threads,
     )
     with Bar() as bar:
         report = run(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
     _print(report)
+
+
+def _offers() -> frozenset[str]:
+    from classlens.evaluate.settings import PLAIN
+
+    return PLAIN.offers
+
+
+def add_evaluate(app: typer.Typer) -> None:
+    """Put the command into an app; its other flags are those of the tests."""
+    add_command(app, evaluate, _offers, everything=True)
 
 
 def _print(report: Report) -> None:

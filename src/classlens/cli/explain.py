@@ -144,7 +144,7 @@ def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool)
 
 def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
     from classlens import render
-    from classlens.evaluate.segmentation import label_map
+    from classlens.evaluate.tests.segmentation import label_map
 
     labels = label_map(explanation.maps[0].float().cpu().numpy(), explanation.signed)
     return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.explain import folders_for
+from classlens.cli.flags import add_command, options_given
 from classlens.cli.options import AsJson, Device, ModelName, Seed, Threads, Weights, complain, load_model, set_threads
 from classlens.cli.selfsup_train import probe, train
 from classlens.errors import ImageError
@@ -46,14 +47,6 @@ class Reading(StrEnum):
     literal = "literal"
     image = "image"
     logits = "logits"
-
-
-class Test(StrEnum):
-    """What to measure."""
-
-    perturbation = "perturbation"
-    segmentation = "segmentation"
-    planted = "planted"
 
 
 class Explained(StrEnum):
@@ -207,11 +200,10 @@ def _show(done: list[dict[str, Any]]) -> None:
         typer.echo(f"  -> {entry['files'][0]}")
 
 
-@selfsup.command(no_args_is_help=True)
 def evaluate(
-    test: Annotated[Test, typer.Argument(metavar="TEST", help="perturbation, segmentation or planted.")],
+    test: str,
     data: Annotated[str, typer.Option(metavar="DIR", help="A data set, as for `classlens evaluate`.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
     bank: Annotated[
         Path | None,
         typer.Option(
@@ -230,13 +222,13 @@ def evaluate(
     metric: Near = Metric.euclidean,
     reading: Read = Reading.literal,
     head: Head = None,
-    fill: Annotated[str, typer.Option(help="Perturbation: removed pixels are black, blur or mean.")] = "black",
     split: Split = "val",
-    limit: Annotated[int | None, typer.Option(min=1, help="Pictures at most: a stable choice.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N pictures (a deterministic subset).")] = None,
     seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 4,
     device: Device = "auto",
     threads: Threads = None,
+    **options: Any,
 ) -> None:
     """Measure whether maps are better with the neighbour: the paper's two tables, and a test with a known difference.
 
@@ -246,8 +238,8 @@ def evaluate(
 
         classlens selfsup evaluate planted --data pictures/ --reading literal --out runs/planted
 
-    `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Stopped, even killed,
-    the same command goes on where it was. Writes RUN/table.md, table.csv, rows and a manifest.
+    `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Rerun the same command
+    to resume, even after a kill. Writes RUN/table.md, table.csv, rows and a manifest.
     """
     set_threads(threads)
     from classlens.methods import split_names
@@ -255,7 +247,7 @@ def evaluate(
     from classlens.selfsup.evaluation import Settings, run
 
     settings = Settings(
-        test=test.value,
+        test=str(test),
         data=data,
         bank=None if bank is None else str(bank),
         model=model,
@@ -267,8 +259,8 @@ def evaluate(
         reading=reading.value,
         explain=explain.value,
         head=head,
+        options=options_given(options),
         split=split,
-        fill=fill,
         limit=limit,
         seed=seed,
         batch_size=batch_size,
@@ -278,6 +270,13 @@ def evaluate(
     _print(outcome)
 
 
+def _offers() -> frozenset[str]:
+    from classlens.selfsup.evaluation import OFFERS
+
+    return OFFERS
+
+
+add_command(selfsup, evaluate, _offers)
 selfsup.command(no_args_is_help=True)(train)
 selfsup.command(no_args_is_help=True)(probe)
 
@@ -288,7 +287,8 @@ def _print(outcome: Outcome) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)  # a file has room
-    console.print(terminal(outcome.table))
+    for table in outcome.tables:
+        console.print(terminal(table))
     for text in (outcome.paired, *(f"note: {note}" for note in outcome.notes)):
         console.print(text, markup=False, highlight=False)
     for file in outcome.files:

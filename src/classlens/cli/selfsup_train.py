@@ -201,7 +201,7 @@ def _masks(masks: str | None, probed: Probed) -> Dataset | None:
 def _say_probed(probed: Probed, scored: Sequence[Scored]) -> None:
     from rich.table import Table
 
-    from classlens.selfsup.layers import METRICS
+    from classlens.evaluate.tests.segmentation import METRICS
 
     methods = list(dict.fromkeys(row.method for row in scored))
     for method in methods or [""]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from classlens.errors import ClasslensError
+from classlens.evaluate.plan import Shard
 from classlens.evaluate.settings import Settings
-from classlens.evaluate.shards import Shard
 from classlens.evaluate.worker import Result, Worker
 
 _ATTEMPTS = 5  # of one shard, and of starting a worker, before giving up

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
-from classlens.evaluate import metrics, perturbation, pointing, sanity
-from classlens.evaluate.stats import Estimate
-from classlens.evaluate.tables import Table, title
+from classlens.evaluate.panels import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,32 +19,6 @@ _COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#
 _STROKES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDTH, _HEIGHT, _COLUMNS = 5.2, 3.7, 2  # inches of a panel
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One set of axes: a line over x for each method, or a value with its interval for each metric and method."""
-
-    title: str
-    ylabel: str
-    xlabel: str = ""
-    x: tuple[float, ...] = ()
-    lines: Mapping[str, NDArray[np.float64]] | None = None  # method -> (len(x),)
-    groups: tuple[str, ...] = ()
-    points: Mapping[str, Sequence[Estimate]] | None = None  # method -> one for each group
-    chance: float | None = None
-
-
-def panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
-    """What to draw of a test: curves where there are some, else its metrics side by side."""
-    there = {method: found for method, found in rows.items() if len(found)}
-    if not there or not table.metrics:
-        return []
-    if table.config.test == "perturbation":
-        return _perturbation(table, there)
-    if table.config.test == "sanity":
-        return [*_sanity(table, there), _comparison(table, "other class")]
-    return [_comparison(table)]
 
 
 def draw(all_panels: Sequence[Panel], methods: Sequence[str]) -> Figure:
@@ -76,62 +44,6 @@ def draw(all_panels: Sequence[Panel], methods: Sequence[str]) -> Figure:
     return figure
 
 
-def _perturbation(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
-    found = []
-    shown = [
-        against for against in ("accuracy", "agreement") if any(against in metric.name for metric in table.metrics)
-    ]
-    for against in shown:
-        for direction in perturbation.DIRECTIONS:
-            first = "least" if direction == "negative" else "most"
-            lines = {method: np.nanmean(metrics.curves(part, direction, against), 0) for method, part in rows.items()}
-            found.append(
-                Panel(
-                    f"{direction.capitalize()} perturbation ({table.config['fill']}): {table.data}",
-                    f"{against}, %",
-                    f"pixels removed, {first} relevant first, %",
-                    (0.0, *(100 * fraction for fraction in perturbation.FRACTIONS)),
-                    {method: 100 * line for method, line in lines.items()},
-                )
-            )
-    return found
-
-
-def _sanity(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
-    names = {"ssim": "SSIM", "rank": "rank correlation", "hog": "HOG similarity"}
-    x = (-10.0, *(100 * stage for stage in table.config["stages"]))
-    found = []
-    for measure in sanity.MEASURES:
-        lines = {}
-        for method, part in rows.items():
-            values = metrics.stages(part, measure)
-            there = ~np.isnan(values).all(0)
-            means = np.full(values.shape[1], np.nan)
-            means[there] = np.nanmean(values[:, there], 0)
-            lines[method] = np.array([1.0, *means])
-        found.append(
-            Panel(f"Randomised layers: {table.data}", names[measure], "layers randomised from the top, %", x, lines)
-        )
-    return found
-
-
-def _comparison(table: Table, only: str = "") -> Panel:
-    """The table's metrics side by side (those whose name begins with `only`)."""
-    chosen = [i for i, metric in enumerate(table.metrics) if metric.name.startswith(only)]
-    names = [table.metrics[i].name.removeprefix(f"{only}, ") for i in chosen]
-    chance = None
-    if table.config.test == "pointing":
-        rows, columns = pointing.cells(table.config["shape"])
-        chance = 100 / (rows * columns)
-    return Panel(
-        f"{only.capitalize() or title(table.config)}: {table.data}",
-        "similarity" if only else "%",
-        groups=tuple(names),
-        points={method: [found[i] for i in chosen] for method, found in table.rows.items()},
-        chance=chance,
-    )
-
-
 def _style(index: int) -> dict[str, Any]:
     turn = index // len(_COLOURS)
     return {
@@ -146,8 +58,8 @@ def _draw_lines(axis: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) 
         axis.plot(panel.x, values, lw=1.8, ms=4.5, **styles[method])
     axis.set_xlabel(panel.xlabel)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    if panel.x[0] < 0:  # sanity: "nothing" and "the topmost layer alone" would both stand at 0
-        axis.set_xticks(panel.x, ["none", "top", *(f"{x:.0f}" for x in panel.x[2:])])
+    if panel.ticks:
+        axis.set_xticks(panel.x, list(panel.ticks))
     _finish(axis, panel)
 
 

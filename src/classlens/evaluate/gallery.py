@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from classlens.evaluate import metrics
-from classlens.evaluate.plan import Part, planned_grids
-from classlens.evaluate.records import Store
-from classlens.evaluate.settings import Config, Settings
-from classlens.evaluate.shards import GridShard, ImageShard
-from classlens.evaluate.tables import title
+from classlens.evaluate.plan import Part, Plan, Shard, units_of
+from classlens.evaluate.registry import TESTS, Config, Unit
+from classlens.evaluate.scene import maps_of
+from classlens.evaluate.settings import Settings
+from classlens.evaluate.store import Store
 from classlens.evaluate.worker import Worker
 from classlens.files import text_hash
 from classlens.methods import resolve
@@ -39,7 +38,8 @@ class Dispute:
     part: Part
     config: Config
     image: str
-    picture: str  # the grid's name in a pointing game, else the image's
+    group: str  # of rows that belong together; else the image
+    explained: int
     scores: dict[str, float]
 
     @property
@@ -53,6 +53,7 @@ class Shown:
     """A dispute, drawn: JPEG of the picture, and of every method's map over it."""
 
     caption: str
+    judge: str  # what the scores are
     picture: bytes
     maps: dict[str, tuple[float, bytes]]  # method -> its score, JPEG
 
@@ -63,33 +64,37 @@ def _is_control(method: str) -> bool:
 
 
 def disputes(results: Sequence[tuple[Part, Config, Mapping[str, pa.Table]]]) -> list[Dispute]:
-    """The ten pictures with the largest distance between the best and the worst method, each picture (or grid) once."""
+    """The ten pictures (or groups) with the largest distance between the best and the worst method."""
     found: list[Dispute] = []
     for part, config, rows in results:
-        scores: dict[tuple[str, str], dict[str, float]] = {}
+        test = TESTS[config.test]
+        judge = test.picture_score
+        if judge is None:
+            continue
+        scores: dict[tuple[str, str, int], dict[str, float]] = {}
         for method, table in rows.items():
-            images = table["image"].to_pylist()
-            pictures = table["grid"].to_pylist() if config.test == "pointing" else images
-            for image, picture, score in zip(images, pictures, metrics.image_scores(config, table), strict=True):
+            columns = [table[name].to_pylist() for name in ("image", test.group or "image", "explained")]
+            for *names, score in zip(*columns, judge(table), strict=True):
                 if not np.isnan(score):
-                    scores.setdefault((image, picture), {})[method] = float(score)
+                    scores.setdefault((names[0], names[1], names[2]), {})[method] = float(score)
         found += [Dispute(part, config, *names, by) for names, by in scores.items() if len(by) > 1]
     found.sort(key=lambda dispute: (-dispute.spread, dispute.image))
     unique: dict[tuple[int, str], Dispute] = {}
     for dispute in found:
-        unique.setdefault((dispute.part.index, dispute.picture), dispute)
+        unique.setdefault((dispute.part.index, dispute.group), dispute)
     return [dispute for dispute in unique.values() if dispute.spread > 0][:_COUNT]
 
 
-def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> Shown | None:
+def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) -> Shown | None:
     """Explain the picture again with every method; drawings are kept in RUN/pictures."""
-    scene = _scene(dispute, worker, settings, store)
-    if scene is None:
+    units = units_of(dispute.part, dispute.config, plan, store)
+    image = _image(worker, dispute.part, dispute.config, next(unit for unit in units if dispute.image in unit.rows))
+    if image is None:
         return None
-    image, target = scene
-    picture = worker.network.preprocess.restore(image)
+    picture, target = worker.network.preprocess.restore(image), dispute.explained
     label = worker.network.labels[target] if worker.network.labels else f"class {target}"
-    caption = f"{title(dispute.config)}, {dispute.part.dataset.name}: {dispute.image}, explained: {label}"
+    test = TESTS[dispute.config.test]
+    caption = f"{test.title(dispute.config)}, {dispute.part.dataset.name}: {dispute.image}, explained: {label}"
     drawn: dict[str, tuple[float, bytes]] = {}
     tape = None
     for method, score in dispute.scores.items():
@@ -97,11 +102,11 @@ def show(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> 
         name = f"pictures/{text_hash(key, 20)}.jpg"
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
-            evidence = worker.network.maps(tape, torch.tensor([[target]]), method, settings.seed)[0, 0]
+            evidence = maps_of(worker.network, tape, torch.tensor([[target]]), method, seed)[0, 0]
             store.write_bytes(name, jpeg(overlay(picture, evidence, resolve(method)[0].signed), _SIDE))
         drawn[method] = (score, (store.root / name).read_bytes())
     pixels = (picture.permute(1, 2, 0).double().numpy() * 255).round().astype(np.uint8)
-    return Shown(caption, jpeg(pixels, _SIDE), drawn)
+    return Shown(caption, test.picture_score_name, jpeg(pixels, _SIDE), drawn)
 
 
 def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) -> dict[str, list[tuple[str, float]]]:
@@ -126,7 +131,7 @@ def _profile(worker: Worker, images: Tensor | None, method: str, seed: int) -> l
     targets = worker.network.forward(images).argmax(1, keepdim=True).cpu()
     try:
         with _OpTimes() as times:
-            worker.network.maps(worker.network.record(images), targets, method, seed)
+            maps_of(worker.network, worker.network.record(images), targets, method, seed)
     except Exception:  # a method that cannot serve this network has no slowest operation
         return []
     total = sum(times.seconds.values()) or 1.0
@@ -154,27 +159,14 @@ class _OpTimes(TorchDispatchMode):
 
 def _first_image(worker: Worker, part: Part) -> Tensor | None:
     for item in part.items[:5]:
-        batch = worker.load(ImageShard(part.index, (item,), (), {}))
-        if batch.names:
-            return batch.images
+        image = _image(worker, part, None, Unit(item.name, (item,), (item.name,)))
+        if image is not None:
+            return image[None]
     return None
 
 
-def _scene(dispute: Dispute, worker: Worker, settings: Settings, store: Store) -> tuple[Tensor, int] | None:
-    """The picture (3,H,W) that was explained, and the class: of a pointing game, the whole grid."""
-    items = {item.name: item for item in dispute.part.items}
-    if dispute.config.test == "pointing":
-        grids = planned_grids(dispute.part, dispute.config, settings, worker.network.id, store)
-        grid, cell = next((g, c) for g in grids for c in g if c.image == dispute.image)
-        members = tuple(items[member.image] for member in grid)
-        batch = worker.load(GridShard(dispute.part.index, (grid,), members, dispute.config, {}))
-        if batch.broken:
-            return None
-        return worker.compose(dispute.config, batch, [grid]).images[0], cell.target
-    batch = worker.load(ImageShard(dispute.part.index, (items[dispute.image],), (), {}))
-    if not batch.names:
-        return None
-    label = batch.labels[0]
-    if dispute.config.test == "perturbation" and dispute.config["explain"] == "target" and label is not None:
-        return batch.images[0], label
-    return batch.images[0], int(worker.network.forward(batch.images).argmax(1)[0])
+def _image(worker: Worker, part: Part, config: Config | None, unit: Unit) -> Tensor | None:
+    """The image (3,H,W) of a unit, as a test (or none) has it composed; None if it cannot be read."""
+    tests = () if config is None else (config,)
+    scene = worker.load(Shard(part.index, (unit,), tests, {})).scene
+    return None if scene is None else scene.images[0]

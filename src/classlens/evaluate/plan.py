@@ -1,17 +1,45 @@
-"""Which data set serves which test, and what is still to be done."""
+"""Which data set serves which test, and what is still to be done.
+
+A shard is a batch of units with what is still missing for them: any worker can do it. Its units depend on the data, the
+limit, the seed and the batch size alone, never on what is already done: a batch computed again gives the same bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from classlens.data.layouts import LAYOUTS, Dataset, Item
 from classlens.errors import DataError
-from classlens.evaluate import pointing
-from classlens.evaluate.records import SCHEMAS, Store, finished, where
-from classlens.evaluate.settings import Config, Settings, configs
-from classlens.evaluate.shards import Done, Shard, grid_shards, image_shards
-from classlens.evaluate.worker import Worker
+from classlens.evaluate.registry import TESTS, Config, Prediction, Subject, Unit, every_picture
+from classlens.evaluate.store import Store, finished, schemas, where
+
+if TYPE_CHECKING:
+    from classlens.evaluate.settings import Settings
+    from classlens.evaluate.worker import Worker
+
+Todo = dict[tuple[str, Config], frozenset[str]]  # (method, test) -> pictures that lack a row
+Done = Mapping[tuple[str, str], set[str]]  # (method, config hash) -> pictures that have one
+
+T = TypeVar("T")
+PREDICTION = ""  # the "method" of rows that say what the network predicts
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A batch of units of one data set."""
+
+    data: int
+    units: tuple[Unit, ...]
+    tests: tuple[Config, ...]  # all that concern them, done or not: they decide which classes are explained
+    todo: Todo
+    prediction: Config | None = None  # where the units are pictures whose predictions are kept
+
+    @property
+    def rows(self) -> int:
+        """How many are missing."""
+        return sum(len(names) for names in self.todo.values())
 
 
 @dataclass(frozen=True)
@@ -19,142 +47,167 @@ class Part:
     """A data set with the pictures chosen from it and the tests it serves."""
 
     index: int
-    dataset: Dataset
+    subject: Subject
     items: tuple[Item, ...]
-    tests: tuple[Config, ...]  # on pictures
-    grids: tuple[Config, ...]  # pointing, on grids of them
+    configs: tuple[Config, ...]
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.subject.dataset
 
 
 @dataclass(frozen=True)
 class Plan:
     """All parts of a run, and remarks for the reader of its tables."""
 
+    model: str  # its id in the rows
+    methods: tuple[str, ...]  # as the rows call them
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
+    prediction: Config | None  # what the rows of predictions depend on; None: none are kept
+
+
+# ------------------------------------------------------------------------------------------------- who serves whom
 
 
 def make_plan(settings: Settings, worker: Worker) -> Plan:
     """Every data set serves the tests asked for; in `all` only those it was made for."""
     parts, notes = [], []
-    labels_anywhere = any(dataset.has_labels for dataset in worker.datasets)
-    for index, dataset in enumerate(worker.datasets):
+    labels_anywhere = any(subject.dataset.has_labels for subject in worker.subjects)
+    for index, subject in enumerate(worker.subjects):
+        dataset = subject.dataset
         tests = [t for t in settings.tests if not settings.everything or _suits(t, dataset, labels_anywhere)]
         if not tests:
             notes.append(f"{dataset.name} serves none of the tests and was not used.")
             continue
         items = dataset.select(settings.limit, settings.seed, settings.half)
-        _check(tests, settings, dataset, items, worker)
-        multi_label = worker.multi_label(dataset)
-        notes += _remarks(tests, dataset, items, worker, multi_label)
-        on_pictures = [c for test in tests if test != "pointing" for c in configs(settings, test, multi_label)]
-        on_grids = configs(settings, "pointing") if "pointing" in tests else ()
-        parts.append(Part(index, dataset, items, tuple(on_pictures), on_grids))
-    served = {config.test for part in parts for config in (*part.tests, *part.grids)}
+        configs = [config for test in tests for config in _configs(settings, test, subject, worker)]
+        configs.sort(key=_late)  # as they are done
+        notes += _notes(subject, items, configs)
+        parts.append(Part(index, subject, items, tuple(configs)))
+    served = {config.test for part in parts for config in part.configs}
     notes += [f"{test} was left out: no data set given serves it." for test in settings.tests if test not in served]
-    return Plan(tuple(parts), tuple(notes))
+    keeps = "classes" in worker.explainer.offers
+    prediction = Config("prediction", (("frame", settings.frame),)) if keeps else None
+    return Plan(worker.network.id, worker.explainer.methods, tuple(parts), tuple(notes), prediction)
 
 
-def image_work(plan: Plan, settings: Settings, worker: Worker, store: Store) -> list[Shard]:
-    """Shards of pictures with what is missing."""
-    done = _done(store, worker.network.id)
+def _configs(settings: Settings, test: str, subject: Subject, worker: Worker) -> list[Config]:
+    """The tables of a test that a command asks for."""
+    options, chosen = settings.options_of(test), TESTS[test]
     return [
-        shard
-        for part in plan.parts
-        for shard in image_shards(
-            part.index,
-            part.items,
-            [(config, wanted(config, settings)) for config in part.tests],
-            settings.methods,
-            prediction(settings),
-            done.get(part.dataset.name, {}),
-            settings.images_at_once,
-        )
+        Config(test, tuple({**values, **chosen.constants, **worker.explainer.values}.items()), options)
+        for values in chosen.variants(options, subject)
     ]
 
 
-def grid_work(plan: Plan, settings: Settings, worker: Worker, store: Store) -> list[Shard]:
-    """Shards of grids with what is missing; the predictions of all pictures must be there."""
-    if not any(part.grids for part in plan.parts):
-        return []
-    done = _done(store, worker.network.id)
-    return [
-        shard
-        for part in plan.parts
-        for config in part.grids
-        for shard in grid_shards(
-            part.index,
-            planned_grids(part, config, settings, worker.network.id, store),
-            {item.name: item for item in part.items},
-            config,
-            settings.methods,
-            done.get(part.dataset.name, {}),
-            settings.images_at_once,
-        )
-    ]
+def _notes(subject: Subject, items: Sequence[Item], configs: Sequence[Config]) -> list[str]:
+    found = []
+    for config in configs:
+        if "masks" in config.needs and not subject.dataset.has_masks:
+            layouts = ", ".join(name for name, layout in LAYOUTS.items() if layout.decode)
+            raise DataError(
+                f"{config.test} needs masks, and {subject.dataset.name} ({subject.dataset.layout}) has none; layouts "
+                f"with: {layouts}"
+            )
+        found += TESTS[config.test].notes(subject, items, config)
+    return list(dict.fromkeys(found))
 
 
-def planned_grids(part: Part, config: Config, settings: Settings, model: str, store: Store) -> list[pointing.Grid]:
-    """The grids of one shape, from the pictures whose prediction is confident and, where that is known, right."""
-    rows = where(store.read("prediction"), model=model, data=part.dataset.name, config=prediction(settings).hash)
-    columns = [rows[name].to_pylist() for name in ("image", "label", "predicted", "confidence")]
-    known = {image: found for image, *found in zip(*columns, strict=True)}
-    confident = []
-    for item in part.items:
-        label, predicted, sure = known.get(item.name, (None, 0, 0.0))
-        if sure >= config["confidence"] and label in (None, predicted):
-            confident.append(pointing.Cell(item.name, predicted))
-    return pointing.plan(confident, config["shape"])[: settings.max_grids]
+def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
+    """In `all`, masks are for tests that need them, and labelled pictures, where there are any, for the rest."""
+    if "masks" in TESTS[test].needs:
+        return dataset.has_masks
+    return dataset.has_labels or not labels_anywhere
 
 
-def prediction(settings: Settings) -> Config:
-    """What the rows of predictions depend on."""
-    return configs(settings, "prediction")[0]
+def _late(config: Config) -> bool:
+    """Whether a test has to wait until all pictures are classified."""
+    return "predictions" in config.needs
 
 
-def wanted(config: Config, settings: Settings) -> int | None:
-    """How many pictures a test takes at most."""
-    return settings.sanity_images if config.test == "sanity" else None
+# ---------------------------------------------------------------------------------------------- what is still missing
+
+
+def units_of(part: Part, config: Config, plan: Plan, store: Store) -> list[Unit]:
+    """The units of a test on a data set."""
+    said = _predictions(part, plan, store) if _late(config) else {}
+    return TESTS[config.test].units(part.subject, part.items, config, said)
+
+
+def work(plan: Plan, store: Store, size: int, late: bool) -> list[Shard]:
+    """Shards with what is missing: first of all tests that can begin at once, then (`late`) of those that wait."""
+    done = _done(store, plan.model)
+    found: list[Shard] = []
+    for part in plan.parts:
+        mine = done.get(part.dataset.name, {})
+        units = {config: units_of(part, config, plan, store) for config in part.configs if _late(config) == late}
+        shared = {config: chosen for config, chosen in units.items() if TESTS[config.test].shares}
+        found += _on_pictures(part, shared, plan.methods, None if late else plan.prediction, mine, size)
+        for config in units.keys() - shared.keys():
+            found += _composed(part, config, units[config], plan.methods, mine, size)
+    return found
+
+
+def _on_pictures(
+    part: Part, units: Mapping[Config, list[Unit]], methods: Sequence[str], prediction: Config | None, done: Done,
+    size: int,
+) -> list[Shard]:  # fmt: skip
+    """Batches of pictures, each for all tests that want any of them: they share its forward pass and maps."""
+    names = {config: {unit.name for unit in chosen} for config, chosen in units.items()}
+    shards = []
+    for batch in _batches(every_picture(part.subject, part.items, Config(""), {}), size):
+        wanted = {c: [unit.name for unit in batch if unit.name in chosen] for c, chosen in names.items()}
+        concerning = tuple(config for config, mine in wanted.items() if mine)
+        asked = [(PREDICTION, prediction, [unit.name for unit in batch])] if prediction is not None else []
+        asked += [(method, config, wanted[config]) for method in methods for config in concerning]
+        todo = _missing(asked, done)
+        if todo:
+            shards.append(Shard(part.index, batch, concerning, todo, prediction))
+    return shards
+
+
+def _composed(
+    part: Part, config: Config, units: Sequence[Unit], methods: Sequence[str], done: Done, size: int
+) -> list[Shard]:
+    """Batches of units with images of their own, fewer at once the more pictures (and so classes) each has."""
+    most = max((len(unit.items) for unit in units), default=1)
+    shards = []
+    for batch in _batches(units, max(1, size // most)):
+        names = [name for unit in batch for name in unit.rows]
+        todo = _missing([(method, config, names) for method in methods], done)
+        if todo:
+            shards.append(Shard(part.index, batch, (config,), todo))
+    return shards
+
+
+def _missing(asked: Iterable[tuple[str, Config, list[str]]], done: Done) -> Todo:
+    broken = done.get((PREDICTION, ""), set())  # pictures that cannot be read lack nothing
+    missing = {
+        (method, config): frozenset(names) - done.get((method, config.hash), set()) - broken
+        for method, config, names in asked
+    }
+    return {key: names for key, names in missing.items() if names}
 
 
 def _done(store: Store, model: str) -> dict[str, Done]:
     """data -> (method, config) -> names that need no more work: they have a row, or a reason for having none."""
     found: dict[str, dict[tuple[str, str], set[str]]] = {}
-    for test in SCHEMAS:
-        for (owner, data, method, config), names in finished(store.read(test)).items():
+    for kind in schemas():
+        for (owner, data, method, config), names in finished(store.read(kind)).items():
             if owner == model:
                 found.setdefault(data, {}).setdefault((method, config), set()).update(names)
     return dict(found)
 
 
-def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
-    """In `all`, masks are for segmentation, and labelled pictures, where there are any, for the rest."""
-    if test == "segmentation":
-        return dataset.has_masks
-    return dataset.has_labels or not labels_anywhere
+def _predictions(part: Part, plan: Plan, store: Store) -> dict[str, Prediction]:
+    """What the network says of every picture that it has classified."""
+    if plan.prediction is None:
+        return {}
+    rows = where(store.read("prediction"), model=plan.model, data=part.dataset.name, config=plan.prediction.hash)
+    columns = [rows[name].to_pylist() for name in ("image", "label", "predicted", "confidence")]
+    return {image: Prediction(*said) for image, *said in zip(*columns, strict=True)}
 
 
-def _check(tests: Sequence[str], settings: Settings, dataset: Dataset, items: Sequence[Item], worker: Worker) -> None:
-    if "segmentation" in tests and not dataset.has_masks:
-        layouts = ", ".join(name for name, layout in LAYOUTS.items() if layout.decode)
-        raise DataError(
-            f"segmentation needs masks, and {dataset.name} ({dataset.layout}) has none; layouts with: {layouts}"
-        )
-    target = "perturbation" in tests and settings.explain == "target"
-    if target and all(worker.label(item) is None for item in items):
-        raise DataError(f"--explain target needs labels that the model knows, and {dataset.name} has none")
-
-
-def _remarks(
-    tests: Sequence[str], dataset: Dataset, items: Sequence[Item], worker: Worker, multi_label: bool
-) -> list[str]:
-    remarks = []
-    if "perturbation" in tests and all(worker.label(item) is None for item in items):
-        remarks.append(f"{dataset.name} has no labels that the model knows: there is agreement, but no accuracy.")
-    if "segmentation" in tests and multi_label:
-        remarks.append(f"{dataset.name} is read by classes: maps of every predicted class against the mask's classes.")
-    elif "segmentation" in tests and dataset.classes is not None:
-        remarks.append(
-            f"{dataset.name} is read as object against background: the model's classes are not the masks', so the "
-            "map of its likeliest class is compared with all objects together, whatever they are."
-        )
-    return remarks
+def _batches(things: Sequence[T], size: int) -> Iterable[tuple[T, ...]]:
+    return (tuple(things[start : start + size]) for start in range(0, len(things), size))

@@ -14,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from classlens.evaluate import curves, gallery, tables
-from classlens.evaluate.plan import Part, Plan, planned_grids, wanted
-from classlens.evaluate.records import Store, where
-from classlens.evaluate.settings import Config, Settings
+from classlens.evaluate.panels import Panel
+from classlens.evaluate.plan import Part, Plan, units_of
+from classlens.evaluate.registry import TESTS, Config
+from classlens.evaluate.settings import Settings
+from classlens.evaluate.store import Store, where
 from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
 from classlens.render.html import data_uri
@@ -38,12 +40,12 @@ class Report:
 
 def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Report:
     """Read the rows that the command asked for, and write all files."""
-    model = worker.network.id
-    results = collect(store, plan, settings, model)
+    model = plan.model
+    results = collect(store, plan)
     built = [tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results]
     skipped = _skipped(store, plan, model)
     notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
-    panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in curves.panels(table, rows)]
+    panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in _panels(table, rows)]
     built = _with_differences(built, results, settings)
     drawing = _png(curves.draw(panels, settings.methods))
     timing = _timing(store, model, settings.methods)
@@ -53,7 +55,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
         store.write_text("table.csv", tables.csv_text(built, model)),
         store.write_bytes("curves.png", drawing),
     ]
-    shown = [drawn for d in gallery.disputes(results) if (drawn := gallery.show(d, worker, settings, store))]
+    shown = [drawn for d in gallery.disputes(results) if (drawn := gallery.show(d, worker, plan, settings.seed, store))]
     ops = gallery.slowest_ops(worker, plan.parts[0], settings, store) if plan.parts else {}
     page = _page(model, settings, built, notes, skipped, timing, drawing, shown, ops, store)
     files.append(store.write_text("report.html", page))
@@ -73,26 +75,22 @@ def _with_differences(
     return found
 
 
-def collect(store: Store, plan: Plan, settings: Settings, model: str) -> list[tuple[Part, Config, Rows]]:
+def _panels(table: Table, rows: Rows) -> list[Panel]:
+    there = {method: found for method, found in rows.items() if len(found)}
+    return TESTS[table.config.test].panels(table, there) if there and table.metrics else []
+
+
+def collect(store: Store, plan: Plan) -> list[tuple[Part, Config, Rows]]:
     """For each test on each data set: the rows of each method, of the pictures that the command asked for."""
     found = []
-    read = {test: store.read(test) for test in settings.tests}
+    read = {kind: store.read(kind) for kind in {config.kind for part in plan.parts for config in part.configs}}
     for part in plan.parts:
-        for config in part.tests:
-            names = [item.name for item in part.items[: wanted(config, settings)]]
-            found.append((part, config, _by_method(read[config.test], part, config, settings, model, names)))
-        for config in part.grids:
-            grids = planned_grids(part, config, settings, model, store)
-            names = [cell.image for grid in grids for cell in grid]
-            found.append((part, config, _by_method(read["pointing"], part, config, settings, model, names)))
+        for config in part.configs:
+            names = [name for unit in units_of(part, config, plan, store) for name in unit.rows]
+            same = {"model": plan.model, "data": part.dataset.name, "config": config.hash, "image": names}
+            chosen = where(read[config.kind], **same)
+            found.append((part, config, {method: where(chosen, method=method) for method in plan.methods}))
     return found
-
-
-def _by_method(
-    rows: pa.Table, part: Part, config: Config, settings: Settings, model: str, names: Sequence[str]
-) -> Rows:
-    chosen = where(rows, model=model, data=part.dataset.name, config=config.hash, image=names)
-    return {method: where(chosen, method=method) for method in settings.methods}
 
 
 # ------------------------------------------------------------------------------------------------- what to say
@@ -118,12 +116,13 @@ def _failures(skipped: Sequence[dict[str, Any]], settings: Settings) -> list[str
 
 
 def _too_few(results: Sequence[tuple[Part, Config, Rows]]) -> list[str]:
-    return [
-        f"There are too few confidently classified pictures of different classes in {part.dataset.name} for a grid of "
-        f"{config['shape']}; lower --confidence or raise --limit."
-        for part, config, rows in results
-        if config.test == "pointing" and not any(len(table) for table in rows.values())
-    ]
+    """What tests say that found nothing to work on."""
+    found = []
+    for part, config, rows in results:
+        nothing = TESTS[config.test].nothing
+        if nothing is not None and not any(len(table) for table in rows.values()):
+            found.append(nothing(config, part.dataset.name))
+    return found
 
 
 def _timing(store: Store, model: str, methods: Sequence[str]) -> dict[str, float]:
@@ -201,10 +200,10 @@ def _gallery(shown: Sequence[gallery.Shown]) -> str:
         figures = [_figure(dispute.picture, "picture")]
         figures += [_figure(jpeg, f"{method} {score:.2f}") for method, (score, jpeg) in dispute.maps.items()]
         blocks.append(f"<h4>{escape(dispute.caption)}</h4><div class=row>{''.join(figures)}</div>")
+    judges = dict.fromkeys(dispute.judge for dispute in shown)
     remark = (
         "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: "
-        "AP (soft), the share in the right cell, or by how much the class's probability depends on the order in which "
-        "pixels are removed."
+        f"{', or '.join(judges)}."
     )
     return f"<h2>Where the methods disagree most</h2><p>{remark}</p>{''.join(blocks)}"
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from classlens.evaluate import pointing
-from classlens.evaluate.metrics import Metric, metrics
-from classlens.evaluate.settings import Config
+from classlens.evaluate.metrics import Metric
+from classlens.evaluate.registry import TESTS, Config
 from classlens.evaluate.stats import Estimate
 
 _ARROWS = {1: "↑", -1: "↓"}
@@ -43,63 +42,27 @@ class Table:
 
 def build(data: str, config: Config, rows: Mapping[str, pa.Table], seed: int) -> Table:
     """The table of a test from its rows by method. A column that nobody has a value in is left out."""
-    columns = metrics(config)
+    test = TESTS[config.test]
+    columns = test.metrics(config)
     found = {
-        method: [metric.estimate(table, seed) if len(table) else _NOTHING for metric in columns]
+        method: [metric.estimate(table, seed, test.group) if len(table) else _NOTHING for metric in columns]
         for method, table in rows.items()
     }
     shown = [i for i in range(len(columns)) if any(found[method][i].n for method in found)]
     estimates = {method: tuple(values[i] for i in shown) for method, values in found.items()}
-    return Table(title(config), _remark(config), data, config, tuple(columns[i] for i in shown), estimates)
+    return Table(test.title(config), test.remark(config), data, config, tuple(columns[i] for i in shown), estimates)
 
 
 def paired(table: Table, rows: Mapping[str, pa.Table], against: str, seed: int) -> Table:
     """The same table as differences: every other method less `against`, on the pictures that both have."""
+    group = TESTS[table.config.test].group
     differences = {
-        method: tuple(metric.difference(mine, rows[against], seed) for metric in table.metrics)
+        method: tuple(metric.difference(mine, rows[against], seed, group) for metric in table.metrics)
         for method, mine in rows.items()
         if method != against and len(mine)
     }
     remark = f"Each method less {against} on the same pictures. An interval without 0 in it: they differ."
     return replace(table, title=f"{table.title}, less {against}", remark=remark, rows=differences)
-
-
-def title(config: Config) -> str:
-    """What a table measures, in a few words."""
-    if config.test == "perturbation":
-        return f"Perturbation ({config['fill']}, {config['explain']} class explained)"
-    if config.test == "segmentation":
-        return f"Segmentation ({'classes' if config['reading'] == 'multi-label' else 'object against background'})"
-    if config.test == "pointing":
-        return f"Pointing game {config['shape']}"
-    return "Sanity"
-
-
-def _remark(config: Config) -> str:
-    if config.test == "perturbation":
-        return (
-            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, more "
-            "is better; positive: most relevant first, less is better. Accuracy is against the label, agreement with "
-            "the unperturbed prediction."
-        )
-    if config.test == "segmentation" and config["reading"] == "multi-label":
-        return (
-            f"Maps of the classes predicted with more than {config['threshold']} against the mask's classes, in per "
-            "cent. AP (soft): the raw map of every class that is there, without a threshold."
-        )
-    if config.test == "segmentation":
-        return (
-            "The map of the likeliest class against all objects of the mask, in per cent. Paper: positive part of "
-            "signed maps, above the mean for unsigned ones; its mAP follows from the pixel accuracy alone. Soft: the "
-            "raw map, without a threshold."
-        )
-    if config.test == "pointing":
-        rows, columns = pointing.cells(config["shape"])
-        return f"In per cent. Chance is {100 / (rows * columns):.1f}."
-    return (
-        "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with the "
-        "map of another class, signs aside. A method that ignores the network, or the class, is near 1."
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- texts
@@ -150,7 +113,7 @@ def csv_text(tables: Sequence[Table], model: str) -> str:
                 numbers = ["" if math.isnan(x) else f"{x:.6g}" for x in (found.value, found.low, found.high)]
                 better = "more" if metric.better > 0 else "less"
                 writer.writerow(
-                    [model, table.data, table.config.test, table.title, method, metric.name, better, *numbers, found.n]
+                    [model, table.data, table.config.kind, table.title, method, metric.name, better, *numbers, found.n]
                 )
     return buffer.getvalue()
 

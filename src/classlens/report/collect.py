@@ -18,11 +18,11 @@ from torch import Tensor
 from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import Mask
 from classlens.errors import ImageError, ModelError, NotFiniteError
-from classlens.evaluate.network import Network
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
 from classlens.methods import resolve
 from classlens.models import LoadedModel
+from classlens.models.network import Network
 from classlens.progress import Progress
 from classlens.report import measure
 from classlens.report.hide import as_many_others, hide

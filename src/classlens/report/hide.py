@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classlens.evaluate.perturbation import blurred
+from classlens.evaluate.tests.perturbation import blurred
 from classlens.files import draw_key
 from classlens.report.measure import Bools
 

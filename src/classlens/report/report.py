@@ -12,8 +12,8 @@ from pathlib import Path
 
 from classlens.data.layouts import open_dataset
 from classlens.errors import DataError, printable
-from classlens.evaluate.run import versions
-from classlens.evaluate.settings import SettingsError
+from classlens.evaluate import SettingsError
+from classlens.evaluate.runner import versions
 from classlens.files import write_text
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel

@@ -27,9 +27,9 @@ from classlens.core.capture import unwrap
 from classlens.data.images import check_batch
 from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.errors import ImageError
-from classlens.evaluate.network import input_size
 from classlens.files import replacing
 from classlens.models import LoadedModel, Preprocess
+from classlens.models.network import input_size
 from classlens.progress import Progress, silent
 from classlens.selfsup.bank_files import (
     BROKEN,

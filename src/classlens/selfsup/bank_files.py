@@ -22,9 +22,9 @@ from torch import Tensor
 
 from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.errors import ClasslensError, ImageError
-from classlens.evaluate.network import fingerprint
 from classlens.files import write_json
 from classlens.models import LoadedModel, Preprocess
+from classlens.models.network import fingerprint
 from classlens.selfsup.split import Encoder
 
 ROW = np.dtype([("state", np.uint8), ("hash", np.uint8, 16)])

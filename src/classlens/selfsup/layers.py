@@ -21,15 +21,13 @@ from classlens.data.labels import folded
 from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import IGNORE, Mask
 from classlens.errors import DataError, ImageError, NotFiniteError
-from classlens.evaluate.metrics import Metric, metrics
-from classlens.evaluate.network import short_name
-from classlens.evaluate.segmentation import foreground_scores
-from classlens.evaluate.settings import Config
 from classlens.evaluate.stats import Estimate
+from classlens.evaluate.tests.segmentation import METRICS, foreground_scores
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
 from classlens.methods import resolve
 from classlens.models import Preprocess
+from classlens.models.network import short_name
 from classlens.progress import Progress, silent
 from classlens.render import figure, probability_text
 from classlens.selfsup.probes import Probed
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METRICS: tuple[Metric, ...] = metrics(Config("segmentation"))
 _COLOURS = ("#e4202c", "#1f6fe0", "#009e73", "#e69f00", "#9b5de5", "#8c564b")
 
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from classlens.data.layouts import Item
 from classlens.errors import DataError, ModelError
-from classlens.evaluate.network import fingerprint as model_fingerprint
 from classlens.files import text_hash, write_text
 from classlens.models import LoadedModel, load
 from classlens.models.cards import write_weights
+from classlens.models.network import fingerprint as model_fingerprint
 from classlens.progress import Progress, silent
 from classlens.selfsup.stages import Probe, Stage, find_stages, pooled, stage_outputs
 from classlens.training.data import Data, fingerprint, open_data, pieces, skipped_text, whole_view

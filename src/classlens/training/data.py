@@ -27,9 +27,9 @@ from classlens.data.labels import check_class_names
 from classlens.data.layouts import Dataset, Item, open_divided, size_of
 from classlens.data.masks import IGNORE, classes_in
 from classlens.errors import DataError, ImageError
-from classlens.evaluate.network import input_size
 from classlens.files import text_hash
 from classlens.models import Preprocess
+from classlens.models.network import input_size
 from classlens.progress import Progress, silent
 
 LAYOUTS = tuple(name for name, layout in layouts.LAYOUTS.items() if layout.names_all)

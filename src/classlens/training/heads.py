@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from classlens.core.capture import pick_output
 from classlens.errors import ModelError
-from classlens.evaluate.network import input_size
 from classlens.models import LoadedModel, Preprocess, load
 from classlens.models._text import some
 from classlens.models.checkpoint import read_weights
 from classlens.models.heads import Head, replace_head
+from classlens.models.network import input_size
 
 _PASSING = (nn.ReLU, nn.Dropout, nn.Identity, nn.Flatten)  # what stands between the layers of a fully connected end
 

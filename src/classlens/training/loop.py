@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import pick_output
 from classlens.errors import ClasslensError
-from classlens.evaluate.segmentation import average_precision
+from classlens.evaluate.tests.segmentation import average_precision
 from classlens.files import replacing
 from classlens.progress import Progress
 from classlens.training.sources import Source

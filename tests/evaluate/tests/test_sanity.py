@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from classlens.core.capture import record
-from classlens.evaluate import sanity
+from classlens.evaluate.tests import sanity
 from networks import Plain, Residual
 
 

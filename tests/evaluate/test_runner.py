@@ -20,8 +20,8 @@ from world import make
 import classlens
 from classlens.data.divide import half_of
 from classlens.errors import MethodError
-from classlens.evaluate import DataError, Settings, SettingsError, run
-from classlens.evaluate.records import SCHEMAS, Store
+from classlens.evaluate import DataError, Settings, SettingsError, options_of_tests, run
+from classlens.evaluate.store import Store, schemas
 from classlens.evaluate.worker import Worker
 from classlens.methods import registry
 from classlens.methods.registry import Result
@@ -32,15 +32,16 @@ METHODS = ("agf-release", "gradcam", "random")
 def settings(*data: Path, **changes: Any) -> Settings:
     values: dict[str, Any] = {
         "tests": ("perturbation", "segmentation", "pointing", "sanity"), "everything": True, "methods": METHODS,
-        "data": tuple(map(str, data)), "model": "world:make", "batch_size": 3, "sanity_images": 4, "threads": 1,
-        "shapes": ("2x1", "3x1"), "limit": 7,
+        "data": tuple(map(str, data)), "model": "world:make", "batch_size": 3, "threads": 1, "limit": 7,
     }  # fmt: skip
-    return Settings(**(values | changes))
+    of_tests = {"sanity_images": 4, "shapes": ("2x1", "3x1")}
+    of_tests |= {name: changes.pop(name) for name in list(changes) if name not in Settings.__dataclass_fields__}
+    return Settings(**(values | changes), options=options_of_tests(**of_tests))
 
 
 def rows(out: Path) -> dict[str, str]:
     """Everything that was found, as text: NaN is the same as NaN there."""
-    return {test: repr(Store(out).read(test).to_pylist()) for test in SCHEMAS}
+    return {test: repr(Store(out).read(test).to_pylist()) for test in schemas()}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def undisturbed(labelled: Path, masked: Path, tmp_path_factory: pytest.TempPathF
 
 def test_each_data_set_serves_what_it_was_made_for(undisturbed: Path) -> None:
     store = Store(undisturbed)
-    count = {test: len(store.read(test)) for test in SCHEMAS}
+    count = {test: len(store.read(test)) for test in schemas()}
     assert count == {
         "prediction": 7 + 7, "perturbation": 3 * 7, "segmentation": 3 * 7, "pointing": 3 * (6 + 3), "sanity": 3 * 4,
         "skipped": 0,
@@ -223,7 +224,7 @@ def test_the_labelled_class_can_be_explained(labelled: Path, tmp_path: Path) -> 
 
 
 def test_three_fills_are_three_tables(labelled: Path, tmp_path: Path) -> None:
-    report = run(settings(labelled, tests=("perturbation",), fills=("black", "blur", "mean"), limit=3), tmp_path)
+    report = run(settings(labelled, tests=("perturbation",), fill=("black", "blur", "mean"), limit=3), tmp_path)
     assert [table.config["fill"] for table in report.tables] == ["black", "blur", "mean"]
     assert len(Store(tmp_path).read("perturbation")) == 3 * 3 * 3
 
@@ -250,7 +251,7 @@ def test_what_does_not_go_together_is_said(labelled: Path, masked: Path, tmp_pat
     with pytest.raises(DataError, match="--explain target needs labels"):
         run(settings(masked, tests=("perturbation",), everything=False, explain="target"), tmp_path)
     with pytest.raises(SettingsError, match="--fill 'pink'"):
-        settings(labelled, fills=("pink",))
+        settings(labelled, fill=("pink",))
     with pytest.raises(SettingsError, match="columns x rows"):
         settings(labelled, shapes=("4",))
     with pytest.raises(MethodError, match="did you mean gradcam"):
@@ -288,7 +289,7 @@ def test_a_multi_label_classifier_is_read_by_classes(tmp_path: Path) -> None:
     assert row["intersection"][9] > 150
     assert row["ap_soft"] > 0.9
     assert "read by classes" in report.notes[0]
-    stricter = run(replace(chosen, threshold=1.0), tmp_path / "out")
+    stricter = run(replace(chosen, options=options_of_tests(threshold=1.0)), tmp_path / "out")
     background = 100 * (1 - 2 * 14**2 / (47 * 48))  # no class is predicted
     assert stricter.tables[0].rows["gradcam"][0].value == pytest.approx(background)
     assert report.tables[0].rows["gradcam"][0].value > background + 5

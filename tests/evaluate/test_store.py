@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from classlens.evaluate import records
-from classlens.evaluate.records import Store, config_hash, finished, where
+from classlens.evaluate import store as stored
+from classlens.evaluate.registry import config_hash
+from classlens.evaluate.store import Store, finished, where
 
 
-def row(image: str, method: str = "agf", share: float = 0.5) -> records.Row:
+def row(image: str, method: str = "agf", share: float = 0.5) -> stored.Row:
     key = {"model": "m", "method": method, "test": "pointing", "data": "d", "image": image, "config": "c"}
     return key | {"grid": "g", "cell": 0, "explained": 1, "share": share, "hit": 1.0}
 
@@ -43,7 +44,7 @@ def test_a_part_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(records.os, "replace", fail)
+    monkeypatch.setattr(stored.os, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
         store.append([row("b")])
     assert len(store.read("pointing")) == 1
@@ -59,7 +60,7 @@ def test_a_part_cut_short_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 
 
 def test_many_parts_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_COMPACT_FROM", 5)
+    monkeypatch.setattr(stored, "_COMPACT_FROM", 5)
     store = Store(tmp_path)
     for i in range(6):
         store.append([row(str(i))])

@@ -12,14 +12,40 @@ round, and must not pass for specific.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classlens.core.capture import Tape
+from classlens.data.layouts import Item
+from classlens.errors import ClasslensError, ModelError
+from classlens.evaluate.metrics import Metric, floats, lists, mean
+from classlens.evaluate.panels import Panel, comparison
+from classlens.evaluate.registry import (
+    Classes,
+    Config,
+    Prediction,
+    Subject,
+    Test,
+    Unit,
+    Values,
+    every_picture,
+    option,
+    register,
+)
+from classlens.evaluate.scene import Explained, Scene, maps_of, number, seed_of
+from classlens.evaluate.stats import Floats
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from classlens.evaluate.tables import Table
 
 STAGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the layers randomised; 0: the topmost alone
 MEASURES = ("ssim", "rank", "hog")
@@ -152,3 +178,134 @@ def _correlation(a: Tensor, b: Tensor) -> Tensor:
     a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
     size = a.norm(dim=1) * b.norm(dim=1)
     return torch.where(size > 0, (a * b).sum(1) / size.masked_fill(size == 0, 1.0), torch.zeros_like(size))
+
+
+# ---------------------------------------------------------------------------------------------------------- the test
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every stage is explained anew, so fewer pictures must do."""
+
+    sanity_images: int = option(50, "pictures at most", least=1, decides=False)
+
+
+def _units(
+    subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
+) -> list[Unit]:
+    return every_picture(subject, items[: config.options.sanity_images], config, predictions)
+
+
+def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
+    """Beside the predicted class some other one, the same in every run."""
+    count = scene.network.classes
+    if count < 2:
+        raise ModelError("the sanity test compares two classes; the model has one")
+    drawn = torch.tensor([number(config["seed"], name) % (count - 1) for name in scene.names])
+    return {"predicted": scene.predicted, "other": drawn + (drawn >= scene.predicted)}
+
+
+def _score(scene: Scene, config: Config, found: Mapping[str, Explained]) -> Iterator[tuple[str, list[Values]]]:
+    """The randomised networks are made once for all methods."""
+    similar: dict[str, list[Tensor]] = {method: [] for method in found}
+    names = layers(scene.network.module, scene.tape)
+    for module in cascade(scene.network.module, names, config["seed"], config["stages"]):
+        for method, measured in _compared(scene, config, module, found).items():
+            similar[method].append(measured)
+    for method, maps in found.items():
+        yield method, _values(maps, torch.stack(similar[method]))
+
+
+def _compared(scene: Scene, config: Config, module: nn.Module, found: Mapping[str, Explained]) -> dict[str, Tensor]:
+    """Similarity (B,3) of each method's maps with those on a randomised network; NaN where that has none."""
+    nothing = torch.full((len(scene.units), len(MEASURES)), torch.nan, dtype=torch.float64)
+    similar = dict.fromkeys(found, nothing)
+    try:
+        with scene.watch("further forward"):
+            tape = scene.network.record(scene.images, module)
+    except ClasslensError:  # a random network may well give NaN
+        return similar
+    for method, original in found.items():
+        targets = scene.asked.targets[:, scene.asked.columns["predicted"], None]
+        seed = seed_of(config["seed"], method, scene)
+        try:
+            with scene.watch("further method"):
+                other = maps_of(scene.network, tape, targets, method, seed, module)[:, 0]
+        except ClasslensError:
+            continue
+        measured = similarities(original.of("predicted"), torch.nan_to_num(other))
+        similar[method] = torch.where(torch.isfinite(other).all(2).all(1, keepdim=True), measured, nothing)
+    return similar
+
+
+def _values(found: Explained, stages: Tensor) -> list[Values]:
+    """`stages` (stages,B,3): similarity with the maps of randomised networks."""
+    classes = similarities(found.of("predicted"), found.of("other"))  # (B,3)
+    predicted, other = found.explained("predicted"), found.explained("other")
+    return [
+        {"explained": predicted[row], "other": other[row]}
+        | {name: stages[:, row, i].tolist() for i, name in enumerate(MEASURES)}
+        | {f"class_{name}": float(classes[row, i]) for i, name in enumerate(MEASURES)}
+        for row in range(len(predicted))
+    ]
+
+
+def _last_stage(measure: str) -> Callable[[pa.Table], Floats]:
+    return lambda rows: mean(lists(rows, measure)[:, -1])
+
+
+def _other_class(measure: str) -> Callable[[pa.Table], Floats]:
+    return lambda rows: mean(floats(rows, f"class_{measure}"))
+
+
+def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
+    names = {"ssim": "SSIM", "rank": "rank correlation", "hog": "HOG similarity"}
+    shares = [100 * stage for stage in table.config["stages"]]
+    # "nothing" and "the topmost layer alone" would both stand at 0
+    x, ticks = (-10.0, *shares), ("none", "top", *(f"{share:.0f}" for share in shares[1:]))
+    found = []
+    for measure in MEASURES:
+        lines = {method: np.array([1.0, *_means(lists(part, measure))]) for method, part in rows.items()}
+        found.append(
+            Panel(
+                f"Randomised layers: {table.data}", names[measure], "layers randomised from the top, %", x, ticks, lines
+            )
+        )
+    return [*found, comparison(table, "other class", "similarity")]
+
+
+def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each column, without what is missing; NaN where all is."""
+    there = ~np.isnan(values).all(0)
+    means = np.full(values.shape[1], np.nan)
+    means[there] = np.nanmean(values[:, there], 0)
+    return means
+
+
+register(
+    Test(
+        name="sanity",
+        question="does the map change when the network, or the class, does?",
+        columns={"explained": "int32", "other": "int32"}
+        | dict.fromkeys(MEASURES, "list<float64>")
+        | {f"class_{measure}": "float64" for measure in MEASURES},
+        metrics=lambda config: tuple(
+            Metric(f"{what}, {measure}", -1, columns(measure), scale=1)
+            for what, columns in (("random network", _last_stage), ("other class", _other_class))
+            for measure in MEASURES
+        ),
+        title=lambda config: "Sanity",
+        remark=lambda config: (
+            "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with "
+            "the map of another class, signs aside. A method that ignores the network, or the class, is near 1."
+        ),
+        options=Options,
+        needs=frozenset({"classes"}),
+        constants={"stages": STAGES},
+        units=_units,
+        classes=_classes,
+        score_together=_score,
+        panels=_panels,
+        place=40,
+    )
+)

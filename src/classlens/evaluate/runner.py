@@ -9,26 +9,27 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from classlens.data.layouts import data_hash
-from classlens.evaluate import report
-from classlens.evaluate.plan import Plan, grid_work, image_work, make_plan
-from classlens.evaluate.records import Store
+from classlens.evaluate.plan import Plan, Shard, make_plan, work
+from classlens.evaluate.report import Report, write
 from classlens.evaluate.settings import Settings
-from classlens.evaluate.shards import Shard
-from classlens.evaluate.worker import Batch, Result, Worker
+from classlens.evaluate.store import Store
+from classlens.evaluate.worker import Loaded, Result, Worker
 from classlens.progress import Progress, silent
 
-_REQUIRED = ("clean forward", "method", "randomised method", "perturbed forward")  # the rest is overhead
+R = TypeVar("R")
+
+_REQUIRED = ("clean forward", "method", "further method", "further forward")  # the rest is overhead
 _PACKAGES = ("classlens", "torch", "torchvision", "timm", "captum", "numpy", "pillow", "pyarrow", "ray")
 
 
@@ -48,13 +49,13 @@ class Local:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 
     def map(self, shards: Sequence[Shard]) -> Iterator[Result]:
-        waiting: list[Future[Batch]] = [self._reader.submit(self._worker.load, shard) for shard in shards[:1]]
+        waiting: list[Future[Loaded]] = [self._reader.submit(self._worker.load, shard) for shard in shards[:1]]
         for index, shard in enumerate(shards):
             begun = time.perf_counter()
-            batch = waiting.pop().result()
+            loaded = waiting.pop().result()
             waited = time.perf_counter() - begun
             waiting += [self._reader.submit(self._worker.load, later) for later in shards[index + 1 : index + 2]]
-            for result in self._worker.run(shard, batch):
+            for result in self._worker.run(shard, loaded):
                 result.seconds["load"] = result.seconds.get("load", 0.0) + waited
                 waited = 0.0
                 yield result
@@ -69,13 +70,25 @@ def run(
     cluster: str | None = None,
     progress: Progress = silent,
     command: Sequence[str] = (),
-) -> report.Report:
+) -> Report:
     """Do what is not yet done of a command, and report on all of it.
 
     >>> run(Settings(tests=("pointing",), data=("data/val",), methods=("agf", "gradcam")), "runs/first").tables
 
     `cluster` is None (this process), "local" (Ray on this machine) or the address of a Ray cluster.
     """
+    return run_and(write, settings, out, cluster, progress, command)
+
+
+def run_and(
+    report: Callable[[Store, Plan, Settings, Worker], R],
+    settings: Settings,
+    out: str | os.PathLike[str],
+    cluster: str | None = None,
+    progress: Progress = silent,
+    command: Sequence[str] = (),
+) -> R:
+    """The same with a report of one's own."""
     begun = time.perf_counter()
     # On a cluster the GPUs are elsewhere: here the model only says what it is.
     worker = Worker(replace(settings, device="cpu") if cluster else settings)
@@ -85,7 +98,7 @@ def run(
     _write_manifest(store, entry)
     seconds = _measure(plan, settings, worker, store, cluster, progress)
     store.compact()
-    written = report.write(store, plan, settings, worker)
+    written = report(store, plan, settings, worker)
     entry |= {"finished": _now(), "seconds": seconds | {"everything": round(time.perf_counter() - begun, 3)}}
     _write_manifest(store, entry)
     return written
@@ -99,16 +112,16 @@ def _measure(
     begun = time.perf_counter()
     executor = _executor(settings, worker, cluster)
     try:
-        # Grids are made of confidently classified pictures, so all pictures come first.
-        for kind, work in (("pictures", image_work), ("grids", grid_work)):
-            shards = work(plan, settings, worker, store)
+        # Some tests make their units of pictures that are classified, so all pictures come first.
+        for kind in ("pictures", "units"):
+            shards = work(plan, store, settings.images_at_once, late=kind == "units")
             # Tests and data sets differ in cost: mixed, the first shards tell how long the others take.
             random.Random(0).shuffle(shards)
-            done, total = 0, sum(shard.units for shard in shards)
+            done, total = 0, sum(shard.rows for shard in shards)
             for result in executor.map(shards):
-                _keep(result, kind, worker.network.id, store)
+                _keep(result, kind, plan.model, store)
                 seconds.update(result.seconds)
-                done += result.units
+                done += result.done
                 progress(f"scores of {kind}", done, total)
     finally:
         executor.close()
@@ -161,8 +174,8 @@ def _manifest(
             }
             for part in plan.parts
         ],
-        "configs": {c.hash: c.to_json() for part in plan.parts for c in (*part.tests, *part.grids)},
-        "settings": asdict(settings),
+        "configs": {config.hash: config.to_json() for part in plan.parts for config in part.configs},
+        "settings": settings.to_json(),
         "notes": list(plan.notes),
     }
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from world import COLOURS, SIDE, make, picture
 
 import goldens
-from classlens.evaluate import perturbation
+from classlens.evaluate.tests import perturbation
 from classlens.models import Preprocess
 
 

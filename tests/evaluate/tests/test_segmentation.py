@@ -6,8 +6,8 @@ from world import picture
 
 import goldens
 from classlens.data.masks import IGNORE
-from classlens.evaluate import segmentation
 from classlens.evaluate.stats import estimate, ratio
+from classlens.evaluate.tests import segmentation
 
 
 def slow_average_precision(score: np.ndarray, positive: np.ndarray) -> float:

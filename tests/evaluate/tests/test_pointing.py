@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from classlens.evaluate import pointing
-from classlens.evaluate.pointing import Cell
 from classlens.evaluate.stats import estimate, ratio
+from classlens.evaluate.tests import pointing
+from classlens.evaluate.tests.pointing import Cell
 
 
 def test_grids_hold_different_classes_and_use_each_picture_once() -> None:

@@ -1,14 +1,10 @@
-"""The network under test: its forward, its recorded forward, and maps of any method from one recording."""
+"""A network in use: its forward, its recorded forward, and a name by which results of it are known again."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +14,8 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Tape, pick_output, record, unwrap
 from classlens.errors import ModelError
-from classlens.methods import Case, resolve
-from classlens.models import LoadedModel, Preprocess
+from classlens.models.loaded import LoadedModel
+from classlens.models.preprocess import Preprocess
 
 # glibc takes blocks above 32 MB from the system anew each time, and every page is then touched for the first time:
 # a forward of EfficientNet-Lite0 costs four times as much an image in a batch of 64 as in one of 4 (measured).
@@ -28,24 +24,24 @@ _DEFAULT_SIDE = 224
 
 
 class Network:
-    """A loaded model as an evaluation uses it.
+    """A loaded model as whoever runs it over many pictures uses it.
 
     >>> network = Network(load("efficientnet-lite0"))
-    >>> tape = network.record(images)                        # one forward ...
-    >>> network.maps(tape, targets, "agf", seed=0).shape     # ... serves every method
-    torch.Size([4, 1, 224, 224])
+    >>> network.id
+    'efficientnet-lite0@5b1c3b1c5a'
+    >>> tape = network.record(images)       # one forward serves every method
     """
 
     def __init__(self, loaded: LoadedModel, frame: str = "model") -> None:
         self.module = unwrap(loaded.model)
         self.preprocess = framed(loaded.preprocess, frame)
         self.labels = loaded.labels
-        self._loaded = loaded
+        self.loaded = loaded
 
     @cached_property
     def id(self) -> str:
         """The name in the rows: what it is called, and a fingerprint of weights and preprocessing."""
-        return f"{short_name(self._loaded.name)}@{fingerprint(self._loaded)}"
+        return f"{short_name(self.loaded.name)}@{fingerprint(self.loaded)}"
 
     @cached_property
     def classes(self) -> int:
@@ -65,20 +61,6 @@ class Network:
         if not torch.isfinite(tape.logits).all():
             raise ModelError("the logits are NaN or infinite; check the weights")
         return tape
-
-    def maps(self, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None) -> Tensor:
-        """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward.
-
-        The seed serves methods that draw, unless theirs is written: `random(seed=1)`.
-        """
-        chosen, options = resolve(method)
-        if "seed" in chosen.options:
-            options.setdefault("seed", seed)
-        images = tape.image.tensor.detach()
-        case = Case(module or self.module, images, tape, targets.to(images.device), multilabel=self._loaded.multilabel)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return chosen.run(case, **options).maps.detach().cpu()
 
     def placed(self, images: Tensor) -> Tensor:
         """On the device and in the precision in which the network computes."""
@@ -120,14 +102,14 @@ def short_name(name: str) -> str:
     return path.parent.name if path.name == "card.json" else re.sub(r"\.json$", "", path.name)
 
 
-def images_per_forward(tape: Tape, limit: float | None, device: str) -> int:
-    """How many perturbed images go through the network together, judged by one recorded forward.
+def images_per_forward(tape: Tape, limit: float | None) -> int:
+    """How many images go through the network together, judged by one recorded forward.
 
     With a limit in GB: as many as its activations allow. Without one: on a CPU as many as are fastest, on a GPU half
     of what is free.
     """
-    batch = len(tape.logits)
-    if limit is None and device.startswith("cuda"):
+    batch, device = len(tape.logits), tape.logits.device
+    if limit is None and device.type == "cuda":
         limit = torch.cuda.mem_get_info(device)[0] / 2 / 1e9
     if limit is None:
         largest = max(_bytes(value.tensor) for node in tape.nodes for value in node.outputs) / batch
@@ -148,38 +130,3 @@ def peak_bytes(tape: Tape) -> int:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-class Stopwatch:
-    """Seconds by stage. A stage inside another stops the outer one, so that they add up to the time that passed.
-
-    >>> with watch("score"):
-    ...     with watch("forward"):      # does not count as "score"
-    ...         ...
-    """
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._stages: list[str] = []
-        self._since = 0.0
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        self._switch()
-        self._stages.append(stage)
-        try:
-            yield
-        finally:
-            self._switch()
-            self._stages.pop()
-
-    def take(self) -> dict[str, float]:
-        """What has gathered since the last call."""
-        taken, self._seconds = self._seconds, defaultdict(float)
-        return dict(taken)
-
-    def _switch(self) -> None:
-        now = time.perf_counter()
-        if self._stages:
-            self._seconds[self._stages[-1]] += now - self._since
-        self._since = now

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,36 +23,34 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from classlens import files
+from classlens.evaluate.registry import TESTS
 
 KEY = ("model", "method", "test", "data", "image", "config")
 _COMPACT_FROM = 200  # parts of a test, before they are put together
 _STALE = 3600.0  # seconds after which a draft has no writer any more
 
-_classes, _numbers, _counts = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.int64())
-_COLUMNS: dict[str, dict[str, pa.DataType]] = {
-    "prediction": {"label": pa.int32(), "predicted": pa.int32(), "confidence": pa.float64()},
-    "perturbation": {
-        "label": pa.int32(), "predicted": pa.int32(), "explained": pa.int32(), "clean_probability": pa.float64(),
-        "negative_predicted": _classes, "negative_probability": _numbers,
-        "positive_predicted": _classes, "positive_probability": _numbers,
-    },
-    "segmentation": {
-        "explained": pa.int32(), "correct": pa.int64(), "labelled": pa.int64(), "intersection": _counts,
-        "union": _counts, "ap_paper": pa.float64(), "ap_soft": pa.float64(),
-    },
-    "pointing": {
-        "grid": pa.string(), "cell": pa.int32(), "explained": pa.int32(), "share": pa.float64(), "hit": pa.float64()
-    },
-    "sanity": {
-        "explained": pa.int32(), "other": pa.int32(), "ssim": _numbers, "rank": _numbers, "hog": _numbers,
-        "class_ssim": pa.float64(), "class_rank": pa.float64(), "class_hog": pa.float64(),
-    },
-    "skipped": {"reason": pa.string()},
-}  # fmt: skip
-SCHEMAS = {
-    test: pa.schema([*((name, pa.string()) for name in KEY), *columns.items()]) for test, columns in _COLUMNS.items()
-}
-"""The columns of each kind of row. `skipped`: a picture (or a picture with a method) that gave none, and why."""
+_TYPES = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}
+_PREDICTION = {"label": "int32", "predicted": "int32", "confidence": "float64"}
+_SKIPPED = {"reason": "string"}
+
+
+def schemas() -> dict[str, pa.Schema]:
+    """The columns of each kind of row: of every test, of predictions, and of what was skipped.
+
+    A skipped row is a picture (or a picture with a method) that gave none, and why.
+    """
+    tests = {name: test.columns for name, test in TESTS.items() if test.kind == name}
+    keys = [(name, pa.string()) for name in KEY]
+    return {
+        kind: pa.schema([*keys, *((name, _type(text)) for name, text in columns.items())])
+        for kind, columns in {"prediction": _PREDICTION, **tests, "skipped": _SKIPPED}.items()
+    }
+
+
+def _type(text: str) -> pa.DataType:
+    inside = re.fullmatch(r"list<(\w+)>", text)
+    return pa.list_(_TYPES[inside[1]]) if inside else _TYPES[text]
+
 
 Row = dict[str, Any]
 
@@ -68,18 +67,18 @@ class Store:
         for test in dict.fromkeys(row["test"] for row in rows):
             chosen = [row for row in rows if row["test"] == test]
             keys = json.dumps([[row[name] for name in KEY] for row in chosen])
-            self._write(test, files.text_hash(keys, 24), pa.Table.from_pylist(chosen, SCHEMAS[test]))
+            self._write(test, files.text_hash(keys, 24), pa.Table.from_pylist(chosen, schemas()[test]))
 
     def read(self, test: str) -> pa.Table:
         """All rows of a test, each key once, in a fixed order."""
         parts = [table for path in self._parts(test) if (table := _read(path)) is not None]
         if not parts:
-            return SCHEMAS[test].empty_table()
+            return schemas()[test].empty_table()
         return _unique(pa.concat_tables(parts)).sort_by([(name, "ascending") for name in KEY])
 
     def compact(self) -> None:
         """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""
-        for test in SCHEMAS:
+        for test in schemas():
             files.remove_drafts(self.root / "rows" / test, seconds=_STALE)
             parts = self._parts(test)
             if len(parts) >= _COMPACT_FROM:
@@ -118,15 +117,6 @@ class Store:
         with files.replacing(path) as draft, draft.open("wb") as file:  # Arrow takes no path that is not UTF-8
             pq.write_table(table, file)
         return path
-
-
-def config_hash(config: dict[str, Any]) -> str:
-    """A short name for a test's settings.
-
-    >>> config_hash({"fill": "black"}) == config_hash({"fill": "black"})
-    True
-    """
-    return files.text_hash(json.dumps(config, sort_keys=True), 12)
 
 
 def finished(table: pa.Table) -> dict[tuple[str, str, str, str], set[str]]:

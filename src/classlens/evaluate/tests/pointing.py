@@ -1,0 +1,227 @@
+"""Pointing: does the map of a class lie where the class is? A grid of pictures of different classes tells.
+
+Pictures that the network classifies confidently are put side by side (2x1), in a square (2x2) or 3x3. Each cell's
+class is explained in the whole grid. Two scores: the share of the positive relevance that lies in the right cell,
+and whether the maximum does. A map that knows nothing of the class gets 1 / cells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.data.layouts import Item
+from classlens.errors import ImageError
+from classlens.evaluate.metrics import Metric, floats, mean
+from classlens.evaluate.panels import comparison
+from classlens.evaluate.registry import (
+    Classes,
+    Config,
+    Prediction,
+    Read,
+    Seen,
+    SettingsError,
+    Subject,
+    Test,
+    Unit,
+    Values,
+    option,
+    register,
+)
+from classlens.evaluate.scene import Explained, Scene
+from classlens.files import text_hash
+
+SHAPES = ("2x1", "2x2", "3x3")  # columns x rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One picture of a grid, by its name in the data set, and the class the network gives it."""
+
+    image: str
+    target: int
+
+
+Grid = tuple[Cell, ...]  # row by row
+
+
+def cells(shape: str) -> tuple[int, int]:
+    """'2x1' -> (1 row, 2 columns)."""
+    columns, rows = shape.split("x")
+    return int(rows), int(columns)
+
+
+def plan(confident: Iterable[Cell], shape: str) -> list[Grid]:
+    """Grids from pictures in their order: each goes into the first open grid that lacks its class, and is used once.
+
+    Pictures that come later never change the grids that are full, so a longer list only adds some.
+    """
+    rows, columns = cells(shape)
+    full: list[Grid] = []
+    open_grids: list[list[Cell]] = []
+    for cell in confident:
+        grid = next((g for g in open_grids if all(cell.target != other.target for other in g)), None)
+        if grid is None:
+            grid = []
+            open_grids.append(grid)
+        grid.append(cell)
+        if len(grid) == rows * columns:
+            full.append(tuple(grid))
+            open_grids.remove(grid)
+    return full
+
+
+def compose(pictures: Sequence[Tensor], shape: str, size: tuple[int, int]) -> Tensor:
+    """Pictures (3,h,w) -> one (3,H,W). Each is scaled to cover its cell and cut to it, the middle kept."""
+    rows, columns = cells(shape)
+    vertical, horizontal = edges(size[0], rows), edges(size[1], columns)
+    canvas = pictures[0].new_empty(3, *size)
+    for index, picture in enumerate(pictures):
+        row, column = divmod(index, columns)
+        top, bottom = vertical[row], vertical[row + 1]
+        left, right = horizontal[column], horizontal[column + 1]
+        canvas[:, top:bottom, left:right] = _cover(picture, bottom - top, right - left)
+    return canvas
+
+
+def edges(length: int, parts: int) -> list[int]:
+    """Where the cells begin and end: 224 in 3 parts -> [0, 75, 149, 224]."""
+    return [round(i * length / parts) for i in range(parts + 1)]
+
+
+def scores(maps: Tensor, shape: str) -> tuple[Tensor, Tensor]:
+    """Maps (cells,H,W), the k-th of the class in cell k -> share of positive relevance there, and hit; each (cells,).
+
+    Of several equal maxima the share that lies in the cell counts, so a constant map hits by chance and not by
+    where memory begins. A map without anything positive points nowhere: 0.
+    """
+    rows, columns = cells(shape)
+    vertical, horizontal = edges(maps.shape[1], rows), edges(maps.shape[2], columns)
+    share, hit = maps.new_zeros(len(maps), dtype=torch.float64), maps.new_zeros(len(maps), dtype=torch.float64)
+    for k, evidence in enumerate(maps.double()):
+        row, column = divmod(k, columns)
+        inside = (slice(vertical[row], vertical[row + 1]), slice(horizontal[column], horizontal[column + 1]))
+        positive, highest = evidence.clamp(min=0), evidence == evidence.max()
+        if positive.any():
+            share[k] = positive[inside].sum() / positive.sum()
+            hit[k] = highest[inside].sum().double() / highest.sum()
+    return share, hit
+
+
+def _cover(picture: Tensor, height: int, width: int) -> Tensor:
+    scale = max(height / picture.shape[1], width / picture.shape[2])
+    size = (max(height, round(picture.shape[1] * scale)), max(width, round(picture.shape[2] * scale)))
+    if size != picture.shape[1:]:
+        picture = F.interpolate(picture[None], size=size, mode="bilinear", antialias=True, align_corners=False)[0]
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return picture[:, top : top + height, left : left + width]
+
+
+# ---------------------------------------------------------------------------------------------------------- the test
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which grids, and of which pictures."""
+
+    shapes: tuple[str, ...] = option(SHAPES, "grids, columns x rows", each="shape")
+    cells: str = option("fit", "`fit` the grid into one input, or `full` cells of that size", choices=("fit", "full"))
+    confidence: float = option(0.5, "least probability of a picture's class")
+    max_grids: int = option(500, "grids of each shape at most", least=1, decides=False)
+
+    def __post_init__(self) -> None:
+        for shape in self.shapes:
+            if not re.fullmatch(r"[1-9]x[1-9]", shape) or shape == "1x1":
+                raise SettingsError(f"a grid is written columns x rows, as 2x1 or 3x3, not {shape!r}")
+
+
+def _chance(config: Config) -> float:
+    rows, columns = cells(config["shape"])
+    return 100 / (rows * columns)
+
+
+def _units(
+    subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
+) -> list[Unit]:
+    """The grids of one shape, from the pictures whose prediction is confident and, where that is known, right."""
+    confident = []
+    for item in items:
+        said = predictions.get(item.name, Prediction(None, 0, 0.0))
+        if said.confidence >= config["confidence"] and said.label in (None, said.predicted):
+            confident.append(Cell(item.name, said.predicted))
+    by_name = {item.name: item for item in items}
+    return [
+        Unit(
+            _grid_name(grid),
+            tuple(by_name[cell.image] for cell in grid),
+            tuple(cell.image for cell in grid),
+            tuple(cell.target for cell in grid),
+        )
+        for grid in plan(confident, config["shape"])[: config.options.max_grids]
+    ]
+
+
+def _grid_name(grid: Grid) -> str:
+    return text_hash("\n".join(cell.image for cell in grid), 12)
+
+
+def _compose(subject: Subject, unit: Unit, config: Config, read: Read) -> Seen:
+    try:
+        pictures = [read(item).image for item in unit.items]
+    except ImageError:
+        raise ImageError("a picture of its grid cannot be read") from None
+    rows, columns = cells(config["shape"])
+    height, width = pictures[0].shape[1:]
+    size = (height, width) if config["cells"] == "fit" else (rows * height, columns * width)
+    return Seen(compose(pictures, config["shape"], size))
+
+
+def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
+    """Each cell's class is explained in the whole grid."""
+    return {"cells": [list(unit.classes) for unit in scene.units]}
+
+
+def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
+    values = []
+    for row, unit in enumerate(scene.units):
+        share, hit = scores(found.maps[row], config["shape"])
+        values += [
+            {"grid": unit.name, "cell": k, "explained": target, "share": float(share[k]), "hit": float(hit[k])}
+            for k, target in enumerate(unit.classes)
+        ]
+    return values
+
+
+register(
+    Test(
+        name="pointing",
+        question="does the map of a class lie where that class is, in a grid of pictures?",
+        columns={"grid": "string", "cell": "int32", "explained": "int32", "share": "float64", "hit": "float64"},
+        metrics=lambda config: (
+            Metric("share in the right cell", +1, lambda rows: mean(floats(rows, "share"))),
+            Metric("hits of the maximum", +1, lambda rows: mean(floats(rows, "hit"))),
+        ),
+        title=lambda config: f"Pointing game {config['shape']}",
+        remark=lambda config: f"In per cent. Chance is {_chance(config):.1f}.",
+        options=Options,
+        needs=frozenset({"predictions", "classes"}),
+        units=_units,
+        compose=_compose,
+        classes=_classes,
+        score=_score,
+        nothing=lambda config, data: (
+            f"There are too few confidently classified pictures of different classes in {data} for a grid of "
+            f"{config['shape']}; lower --confidence or raise --limit."
+        ),
+        panels=lambda table, rows: [comparison(table, chance=_chance(table.config))],
+        group="grid",
+        picture_score=lambda rows: floats(rows, "share"),
+        picture_score_name="the share in the right cell",
+        place=30,
+    )
+)
