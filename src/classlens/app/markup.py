@@ -30,10 +30,10 @@ def piece(name: str, /, **values: Any) -> Markup:
     return Markup(macro(**values))
 
 
-def icon() -> str:
+def icon() -> Markup:
     """For the head of the page: the logo beside its address."""
     logo = pages("app").get_template("logo.svg").render()
-    return f'<link rel="icon" href="{data_uri(logo.encode(), "svg+xml")}">'
+    return piece("icon", address=data_uri(logo.encode(), "svg+xml"))
 
 
 def sample_row(pictures: Mapping[str, bytes]) -> Markup:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from classlens.evaluate import curves, gallery, tables
+from classlens.evaluate.page import TIME, Page
 from classlens.evaluate.panels import Panel
 from classlens.evaluate.plan import Part, Plan, units_of
 from classlens.evaluate.registry import TESTS, Config
@@ -21,10 +20,9 @@ from classlens.evaluate.settings import Settings
 from classlens.evaluate.store import Store, where
 from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
-from classlens.render.html import data_uri
+from classlens.render import png
 
 Rows = dict[str, pa.Table]  # by method
-_TIME = "What a method takes beside the recorded forward pass that all methods share."
 _LISTED = 20  # skipped pictures named in table.md; the report names all
 
 
@@ -47,7 +45,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
     panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in _panels(table, rows)]
     built = _with_differences(built, results, settings)
-    drawing = _png(curves.draw(panels, settings.methods))
+    drawing = png(curves.draw(panels, settings.methods))
     timing = _timing(store, model, settings.methods)
     text = _markdown(model, settings, built, notes, skipped, timing)
     files = [
@@ -57,8 +55,11 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     ]
     shown = [drawn for d in gallery.disputes(results) if (drawn := gallery.show(d, worker, plan, settings.seed, store))]
     ops = gallery.slowest_ops(worker, plan.parts[0], settings, store) if plan.parts else {}
-    page = _page(model, settings, built, notes, skipped, timing, drawing, shown, ops, store)
-    files.append(store.write_text("report.html", page))
+    page = Page(
+        model.partition("@")[0], _about(model, settings), notes, built, drawing, shown, timing, ops,
+        [_skipped_text(row) for row in skipped], _last_run(store),
+    )  # fmt: skip
+    files.append(store.write_text("report.html", page.html()))
     return Report(model, tuple(built), notes, tuple(files))
 
 
@@ -144,6 +145,12 @@ def _about(model: str, settings: Settings) -> str:
     return f"Model {name} ({fingerprint}), {amount}, seed {settings.seed}. In brackets: 95 % bootstrap intervals."
 
 
+def _last_run(store: Store) -> str:
+    """What the manifest says of this run."""
+    file = store.root / "manifest.json"
+    return json.dumps(json.loads(file.read_text(encoding="utf-8"))["runs"][-1], indent=2) if file.exists() else ""
+
+
 def _skipped_text(row: Mapping[str, Any]) -> str:
     return f"{row['data']}: {row['image']}" + (f", {row['method']}" if row["method"] else "") + f" ({row['reason']})"
 
@@ -158,7 +165,7 @@ def _markdown(
     blocks = [_about(model, settings), tables.markdown(built).rstrip()]
     if timing:
         rows = [f"| {method} | {seconds:.2f} |" for method, seconds in timing.items()]
-        blocks.append("\n".join(["### Time", "", _TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
+        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
     if notes:
         blocks.append("\n".join(["### Notes", "", *(f"- {note}" for note in notes)]))
     if skipped:
@@ -166,97 +173,3 @@ def _markdown(
         more = [f"- and {len(skipped) - _LISTED} more, in report.html"] if len(skipped) > _LISTED else []
         blocks.append("\n".join([f"### Skipped ({len(skipped)})", "", *lines, *more]))
     return "\n\n".join(blocks) + "\n"
-
-
-# -------------------------------------------------------------------------------------------------------- HTML
-
-
-def _page(
-    model: str, settings: Settings, built: Sequence[Table], notes: Sequence[str], skipped: Sequence[dict[str, Any]],
-    timing: Mapping[str, float], drawing: bytes, shown: Sequence[gallery.Shown],
-    ops: Mapping[str, Sequence[tuple[str, float]]], store: Store,
-) -> str:  # fmt: skip
-    """One file with everything in it: it can be mailed."""
-    sections = [
-        f"<h1>classlens evaluate: {escape(model.partition('@')[0])}</h1><p>{escape(_about(model, settings))}</p>",
-        _list("Notes", notes),
-        "<h2>Tables</h2>",
-        *(tables.html(table) for table in built),
-        f"<h2>Curves</h2><img class=curves alt='curves' src='{data_uri(drawing)}'>",
-        _gallery(shown),
-        _costs(timing, ops),
-        _list(f"Skipped ({len(skipped)})", [_skipped_text(row) for row in skipped]),
-        _details("Manifest", (store.root / "manifest.json")),
-    ]
-    head = "<meta charset=utf-8><meta name=viewport content='width=device-width'><title>classlens evaluate</title>"
-    return f"<!doctype html><html lang=en><head>{head}{_STYLE}</head><body>{''.join(sections)}</body></html>\n"
-
-
-def _gallery(shown: Sequence[gallery.Shown]) -> str:
-    if not shown:
-        return ""
-    blocks = []
-    for dispute in shown:
-        figures = [_figure(dispute.picture, "picture")]
-        figures += [_figure(jpeg, f"{method} {score:.2f}") for method, (score, jpeg) in dispute.maps.items()]
-        blocks.append(f"<h4>{escape(dispute.caption)}</h4><div class=row>{''.join(figures)}</div>")
-    judges = dict.fromkeys(dispute.judge for dispute in shown)
-    remark = (
-        "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: "
-        f"{', or '.join(judges)}."
-    )
-    return f"<h2>Where the methods disagree most</h2><p>{remark}</p>{''.join(blocks)}"
-
-
-def _costs(timing: Mapping[str, float], ops: Mapping[str, Sequence[tuple[str, float]]]) -> str:
-    if not timing and not ops:
-        return ""
-    rows = []
-    for method in {**timing, **ops}:
-        seconds = f"{timing[method]:.2f}" if method in timing else "–"
-        slowest = ", ".join(f"{escape(name)} {100 * share:.0f} %" for name, share in ops.get(method, ()))
-        rows.append(f"<tr><th>{escape(method)}</th><td>{seconds}</td><td class=left>{slowest}</td></tr>")
-    heads = "<th>method</th><th>seconds a picture</th><th class=left>slowest operations</th>"
-    return (
-        f"<h2>Time and slowest operations</h2><p>{_TIME} Operations: measured on one picture.</p>"
-        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _list(heading: str, lines: Sequence[str]) -> str:
-    return (
-        f"<h2>{escape(heading)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
-    )
-
-
-def _details(heading: str, file: Path) -> str:
-    content = json.dumps(json.loads(file.read_text(encoding="utf-8"))["runs"][-1], indent=2) if file.exists() else ""
-    return f"<details><summary>{escape(heading)}</summary><pre>{escape(content)}</pre></details>"
-
-
-def _figure(jpeg: bytes, caption: str) -> str:
-    text = escape(caption, quote=True)
-    return f"<figure><img alt='{text}' src='{data_uri(jpeg, 'jpeg')}'><figcaption>{text}</figcaption></figure>"
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-_STYLE = """<style>
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #1d1d1f; }
-h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd }
-h3 { font-size: 1.05rem; margin-bottom: .2rem } h4 { font-weight: 500; margin: 1.2rem 0 .3rem; font-size: .95rem }
-p { color: #444; margin-top: .2rem } .wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap }
-tbody th, thead th:first-child, .left { text-align: left !important }
-tbody th { font-weight: 500 } td small { color: #777 } td.best { background: #fdf3d3; font-weight: 600 }
-.curves { width: 100%; max-width: 1150px }
-.row { display: grid; grid-template-columns: repeat(auto-fill, 112px); gap: .5rem .3rem }
-figure { margin: 0; font-size: .75rem; line-height: 1.2 }
-figure img { width: 112px; display: block; border-radius: 3px }
-pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem }
-</style>"""

@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
 import numpy as np
 import pyarrow as pa
@@ -128,27 +127,6 @@ def terminal(table: Table) -> RichTable:
         values = [Text(cell(value), "bold" if method in table.best(i) else "") for i, value in enumerate(found)]
         drawn.add_row(Text(method), *values, counts(table, method))
     return drawn
-
-
-def html(table: Table) -> str:
-    """A section of the report."""
-    heads = "".join(f"<th>{escape(heading)}</th>" for heading in headings(table))
-    body = []
-    for method, found in table.rows.items():
-        cells = "".join(
-            f"<td{' class=best' if method in table.best(i) else ''}>{_html_cell(value)}</td>"
-            for i, value in enumerate(found)
-        )
-        body.append(f"<tr><th>{escape(method)}</th>{cells}<td>{counts(table, method)}</td></tr>")
-    return (
-        f"<h3>{escape(table.title)}: {escape(table.data)}</h3><p>{escape(table.remark)}</p>"
-        f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _html_cell(found: Estimate) -> str:
-    value, bracket, interval = cell(found).partition(" [")
-    return f"{value}<small> {bracket.strip()}{interval}</small>" if bracket else value
 
 
 _NOTHING = Estimate(np.nan, np.nan, np.nan, 0)
