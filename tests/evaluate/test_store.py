@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from classlens.errors import MissingPackage
 from classlens.evaluate import store as stored
 from classlens.evaluate.registry import config_hash
-from classlens.evaluate.store import Store, finished, where
+from classlens.evaluate.store import Store, arrow, finished, where
 
 
 def row(image: str, method: str = "agf", share: float = 0.5) -> stored.Row:
@@ -81,3 +84,21 @@ def test_half_a_line_of_timings_is_left_out(tmp_path: Path) -> None:
 def test_the_hash_of_a_config_is_its_content() -> None:
     assert config_hash({"a": 1, "b": (1, 2)}) == config_hash({"b": [1, 2], "a": 1})
     assert config_hash({"a": 1}) != config_hash({"a": 2})
+
+
+def test_without_pyarrow_an_evaluation_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    arrow.cache_clear()
+    with pytest.raises(MissingPackage, match=r"rows in Parquet: pip install 'classlens\[evaluate\]'"):
+        Store(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_but_evaluations_works_without_the_extras() -> None:
+    """Explaining, reports, training and the page need neither pyarrow nor captum."""
+    code = (
+        "import sys; sys.modules |= {'pyarrow': None, 'captum': None}\n"
+        "import classlens, classlens.report, classlens.training, classlens.selfsup, classlens.app.actions\n"
+        "import classlens.cli, classlens.evaluate, classlens.selfsup.layers, classlens.render, classlens.demo"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,10 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +24,9 @@ from classlens.files import text_hash
 from classlens.methods import resolve
 from classlens.render import overlay
 from classlens.render.html import jpeg
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _COUNT = 10
 _OPS = 5

@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from classlens.evaluate import curves, gallery, tables
 from classlens.evaluate.page import TIME, Page
@@ -22,7 +20,10 @@ from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
 from classlens.render import png
 
-Rows = dict[str, pa.Table]  # by method
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows: TypeAlias = "dict[str, pa.Table]"  # by method
 _LISTED = 20  # skipped pictures named in table.md; the report names all
 
 

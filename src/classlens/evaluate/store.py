@@ -10,28 +10,42 @@ at any moment: a row is then there or not there, and what is not there is comput
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from classlens import files
+from classlens.errors import MissingPackage
 from classlens.evaluate.registry import TESTS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEY = ("model", "method", "test", "data", "image", "config")
 _COMPACT_FROM = 200  # parts of a test, before they are put together
 _STALE = 3600.0  # seconds after which a draft has no writer any more
 
-_TYPES = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}
 _PREDICTION = {"label": "int32", "predicted": "int32", "confidence": "float64"}
 _SKIPPED = {"reason": "string"}
+
+
+@functools.cache
+def arrow() -> Any:
+    """pyarrow with its `compute` and `parquet`: an extra, because it is larger than all the rest of classlens.
+
+    >>> arrow().Table.from_pylist([{"image": "cat.jpg", "share": 0.7}])
+    """
+    try:
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingPackage("an evaluation keeps its rows in Parquet: pip install 'classlens[evaluate]'") from None
+    return pyarrow
 
 
 def schemas() -> dict[str, pa.Schema]:
@@ -39,6 +53,7 @@ def schemas() -> dict[str, pa.Schema]:
 
     A skipped row is a picture (or a picture with a method) that gave none, and why.
     """
+    pa = arrow()
     tests = {name: test.columns for name, test in TESTS.items() if test.kind == name}
     keys = [(name, pa.string()) for name in KEY]
     return {
@@ -48,8 +63,9 @@ def schemas() -> dict[str, pa.Schema]:
 
 
 def _type(text: str) -> pa.DataType:
+    """An Arrow type by its name: `int32`, `list<float64>`."""
     inside = re.fullmatch(r"list<(\w+)>", text)
-    return pa.list_(_TYPES[inside[1]]) if inside else _TYPES[text]
+    return arrow().list_(_type(inside[1])) if inside else getattr(arrow(), text)()
 
 
 Row = dict[str, Any]
@@ -59,6 +75,7 @@ class Store:
     """The folder of a run."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
+        arrow()  # rather now than after the first picture
         self.root = Path(root)
         self.root.mkdir(parents=True, exist_ok=True)
 
@@ -67,14 +84,14 @@ class Store:
         for test in dict.fromkeys(row["test"] for row in rows):
             chosen = [row for row in rows if row["test"] == test]
             keys = json.dumps([[row[name] for name in KEY] for row in chosen])
-            self._write(test, files.text_hash(keys, 24), pa.Table.from_pylist(chosen, schemas()[test]))
+            self._write(test, files.text_hash(keys, 24), arrow().Table.from_pylist(chosen, schemas()[test]))
 
     def read(self, test: str) -> pa.Table:
         """All rows of a test, each key once, in a fixed order."""
         parts = [table for path in self._parts(test) if (table := _read(path)) is not None]
         if not parts:
             return schemas()[test].empty_table()
-        return _unique(pa.concat_tables(parts)).sort_by([(name, "ascending") for name in KEY])
+        return _unique(arrow().concat_tables(parts)).sort_by([(name, "ascending") for name in KEY])
 
     def compact(self) -> None:
         """Put the many small parts of a test into one. If this is cut short, some rows lie there twice, read once."""
@@ -115,7 +132,7 @@ class Store:
     def _write(self, test: str, name: str, table: pa.Table) -> Path:
         path = self.root / "rows" / test / f"{name}.parquet"
         with files.replacing(path) as draft, draft.open("wb") as file:  # Arrow takes no path that is not UTF-8
-            pq.write_table(table, file)
+            arrow().parquet.write_table(table, file)
         return path
 
 
@@ -130,10 +147,11 @@ def finished(table: pa.Table) -> dict[tuple[str, str, str, str], set[str]]:
 
 def where(table: pa.Table, **equal: str | Iterable[str]) -> pa.Table:
     """Rows with these values: `where(rows, method="agf", image=names)`."""
+    pa = arrow()
     for name, wanted in equal.items():
         column = table[name]
         values = pa.array([wanted] if isinstance(wanted, str) else list(wanted), pa.string())
-        table = table.filter(pc.is_in(column, value_set=values))
+        table = table.filter(pa.compute.is_in(column, value_set=values))
     return table
 
 
@@ -146,12 +164,12 @@ def same_pictures(rows: pa.Table, others: pa.Table) -> tuple[pa.Table, pa.Table]
 def _read(path: Path) -> pa.Table | None:
     try:
         with path.open("rb") as file:
-            return pq.read_table(file, partitioning=None)
-    except (pa.ArrowException, OSError):  # cut short by a power failure: its rows are computed again
+            return arrow().parquet.read_table(file, partitioning=None)
+    except (arrow().ArrowException, OSError):  # cut short by a power failure: its rows are computed again
         return None
 
 
 def _unique(table: pa.Table) -> pa.Table:
-    position = pa.array(range(len(table)), pa.int64())
+    position = arrow().array(range(len(table)), arrow().int64())
     first = table.append_column("_row", position).group_by(list(KEY)).aggregate([("_row", "min")])
     return table.take(first["_row_min"].sort())

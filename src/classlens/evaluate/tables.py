@@ -7,15 +7,18 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from classlens.evaluate.metrics import Metric
 from classlens.evaluate.registry import TESTS, Config
 from classlens.evaluate.stats import Estimate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ARROWS = {1: "↑", -1: "↓"}
 

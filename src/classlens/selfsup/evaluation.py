@@ -13,10 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from classlens.errors import ClasslensError, MethodError
@@ -37,6 +36,9 @@ from classlens.selfsup.bank import METRICS, Bank, encoder_of
 from classlens.selfsup.bank_files import BankError
 from classlens.selfsup.contrast import MODES, PREDICTED, READINGS, Contrast, explain, open_bank
 from classlens.selfsup.split import NO_HEAD
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 EXPLAINED = ("contrast", PREDICTED)
 OFFERS = frozenset({"head", "neighbour"})

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import IGNORE, Mask
 from classlens.errors import DataError, ImageError, NotFiniteError
 from classlens.evaluate.stats import Estimate
+from classlens.evaluate.store import arrow
 from classlens.evaluate.tests.segmentation import METRICS, foreground_scores
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
@@ -90,7 +90,7 @@ def segmentation_by_stage(
     if not any(rows.values()):
         raise DataError(f"{dataset.name}: no picture with an object in its mask could be read")
     return tuple(
-        Scored(stage, method, tuple(metric.estimate(pa.Table.from_pylist(found), seed) for metric in METRICS))
+        Scored(stage, method, tuple(metric.estimate(arrow().Table.from_pylist(found), seed) for metric in METRICS))
         for (stage, method), found in rows.items()
     )
 
