@@ -299,8 +299,8 @@ def _document(found: Contrast, image: Path, written: list[Path]) -> dict[str, An
     plain = found.without
     return {
         "path": str(image),
-        "class": found.label(int(found.targets[0, 0])),
-        "class_without": None if plain is None else plain.label(int(plain.targets[0, 0])),
+        "class": found.name(),
+        "class_without": None if plain is None else plain.name(),
         "neighbour": found.neighbours[0],
         "distance": float(found.distances[0]),
         "report": found.report.to_json(),

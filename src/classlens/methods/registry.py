@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, Value
 from classlens.core.rules.propagate import Sweep
-from classlens.core.targets import OfClass, Scalar, directions, picked, scores
+from classlens.core.targets import OfClass, Target, directions, picked, scores
 from classlens.errors import MethodError
 
 
@@ -34,7 +34,7 @@ class Case:
     targets: Tensor  # (B,K) class indices; negative ones stand for `scalars`
     output: Picker = None
     trace: bool = False
-    scalars: tuple[Scalar, ...] = ()  # numbers made of the logits; only for methods that take them
+    scalars: tuple[Target, ...] = ()  # those that are no class; only for methods that take them
     multilabel: bool = False  # each class has a probability of its own, so classes do not compete
     once: bool = False  # the tape serves this one method, which may use it up
 
@@ -119,7 +119,7 @@ class Method:
     conserves: bool  # on ReLU-like networks the map sums to what was put in, up to what the report says
     paper: str
     options: tuple[str, ...] = field(default=())
-    scalars: bool = False  # also explains numbers that a callable makes of the logits
+    scalars: bool = False  # also explains other numbers made of the logits: a callable's, a contrast
     layers: bool = True  # looks inside the network; else image and logits are enough
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from classlens.errors import MethodError
 from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, overlay, pixels_of, to_bytes
 from classlens.render.panels import QUIET, draw, foot, head, panels
-from classlens.render.words import percent, probability_text, target_name
+from classlens.render.words import percent, probability_text
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
@@ -50,7 +50,7 @@ def figure(explanation: Explanation) -> Figure:
         head(axes[row][0], "picture")
         for k in range(classes):
             draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
-            head(axes[row][1 + k], target_name(explanation, row, k), probability_text(explanation.probability(row, k)))
+            head(axes[row][1 + k], explanation.name(row, k), probability_text(explanation.probability(row, k)))
     ends = ("against" if signed else "none", "for")
     foot(fig, (explanation.method, explanation.model), legend(signed), ends)
     return fig
@@ -72,7 +72,7 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
     fig, axes = panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0)
     for row, (block, k) in enumerate(itertools.product(blocks, range(classes))):
         draw(axes[row][0], pixels_of(first.pictures[0]))
-        head(axes[row][0], target_name(first, 0, k), probability_text(first.probability(0, k)), size=8.5)
+        head(axes[row][0], first.name(0, k), probability_text(first.probability(0, k)), size=8.5)
         for panel, method in itertools.zip_longest(axes[row][1:], block):
             if method in explanations:
                 e = explanations[method]
@@ -106,7 +106,7 @@ def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int =
     step = min(0.11, 0.96 / (classes + 1))
     for k in range(classes + 1):
         y = 0.97 - k * step
-        name = "none of them" if k == classes else target_name(explanation, row, k)
+        name = "none of them" if k == classes else explanation.name(row, k)
         chance = "" if k == classes else probability_text(explanation.probability(row, k))
         colour = (0.8, 0.8, 0.8) if k == classes else colours[k + 1]
         share = float((labels == (0 if k == classes else k + 1)).mean())
@@ -139,7 +139,7 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
         size = "×".join(map(str, layer.terms["C"].shape[-2:]))
         axes[i][0].set_ylabel(f"{layer.name}\n{size}", fontsize=8, color=QUIET, parse_math=False)
     bar = heatmap(np.linspace(-1.0, 1.0, 256)[None, :])
-    about = (target_name(explanation, row, k), explanation.method, explanation.model)
+    about = (explanation.name(row, k), explanation.method, explanation.model)
     foot(fig, about, bar, ends=("against", "for"))
     return fig
 

@@ -84,7 +84,7 @@ def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any
     evidence, probability = explanation.maps[row, k], explanation.probability(row, k)
     cells, against = shares(evidence)
     return {
-        "name": target_name(explanation, row, k),
+        "name": explanation.name(row, k),
         "index": int(explanation.targets[row, k]),
         "probability": None if math.isnan(probability) else probability,
         "where": where(evidence, explanation.signed),
@@ -106,11 +106,6 @@ def summary(explanation: Explanation, row: int = 0) -> str:
         f"  {name:{width}}  {probability_text(c['probability']):>6}  {c['where']}"
         for name, c in zip(names, classes, strict=True)
     )
-
-
-def target_name(explanation: Explanation, row: int, k: int) -> str:
-    """The name of the k-th class that is explained on an image."""
-    return explanation.label(int(explanation.targets[row, k]))
 
 
 def probability_text(probability: float | None) -> str:

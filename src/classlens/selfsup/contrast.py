@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classlens import explanation as core
 from classlens.core.capture import Picker, unwrap
-from classlens.core.targets import Scalar, Targets
+from classlens.core.targets import RatherThan, Scalar, Targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.explanation import Explanation, Report
 from classlens.models.loaded import LoadedModel
@@ -88,6 +88,7 @@ def explain(
     mode: str = "difference",
     *,
     targets: Targets = None,
+    rather_than: RatherThan = None,
     metric: str = "euclidean",
     reading: str = "literal",
     head: str | None = None,
@@ -104,7 +105,8 @@ def explain(
 
     `bank`: a `Bank`, its folder, a folder of pictures, a tensor of images or a list of files. `mode`: the head reads
     the "difference" from the neighbour's latent, their "sum", or ("none") the image's own. `targets`: None is the
-    likeliest class of what the head says then, "predicted" the one it gives to the image itself. `reading` is one of
+    likeliest class of what the head says then, "predicted" the one it gives to the image itself; with `rather_than`
+    that class is set against others, as in `classlens.explain`. `reading` is one of
     `READINGS`, `metric` "euclidean" or "cosine". `both=False` leaves out the map without the neighbour, and saves half
     of the time.
 
@@ -118,7 +120,7 @@ def explain(
     _check_head(encoder.head, reading)
     opened = open_bank(bank, loaded, encoder)
     found = opened.nearest(encoder.latents(batch), hashes_of(batch), metric)
-    ask = _Question(encoder, loaded, batch, targets, method, {"trace": trace, **options})
+    ask = _Question(encoder, loaded, batch, targets, method, {"rather_than": rather_than, "trace": trace, **options})
     contrasted = ask.about(found, mode, reading)
     without = ask.about(found, "none", reading) if both and mode != "none" and not ask.alike else None
     return Contrast(
@@ -313,4 +315,5 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     }
     notes = tuple(dict.fromkeys(note for report in reports for note in report.notes))
     report = Report(**balance, ops=first.report.ops, seconds=sum(r.seconds for r in reports), notes=notes)
-    return replace(first, **joined, report=report, trace=())
+    asked = tuple(row for part in parts for row in part.asked)
+    return replace(first, **joined, asked=asked, report=report, trace=())

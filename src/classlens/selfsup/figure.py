@@ -41,7 +41,7 @@ def figure(contrast: Contrast) -> Figure:
         _neighbour(neighbour, contrast, row)
         for panel, (words, found) in zip(rest, maps, strict=True):
             draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
-            name = found.label(int(found.targets[row, 0]))
+            name = found.name(row, 0)
             head(panel, f"{_ALIKE.get(name, words)}: {name}", probability_text(found.probability(row, 0)), size=_SIZE)
     about = (contrast.method, contrast.model, f"{contrast.metric} distance")
     foot(fig, about, legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
