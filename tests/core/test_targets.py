@@ -164,7 +164,7 @@ def test_a_callable_that_holds_tensors_is_compared_by_identity() -> None:
     assert others == (Number(one), Number(two))
 
 
-# -------------------------------------------------------------------------------------------- a class rather than others
+# ------------------------------------------------------------------------------------------- a class rather than others
 
 
 def test_rather_than_one_rival_is_the_difference_of_two_logits_to_the_bit() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens import selfsup
-from classlens.errors import ClasslensError, ModelError, TargetError
+from classlens.errors import ClasslensError, MethodError, ModelError, TargetError
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
 from classlens.selfsup.split import split
