@@ -103,6 +103,7 @@ def test_a_comparison_asks_all_methods_the_same_and_names_those_that_cannot() ->
     c = compare(model, x, [1, 2], ["agf", "clrp"], rather_than=4)
     assert torch.equal(c.explanations["agf"].maps, classlens.explain(model, x, [1, 2], rather_than=4).maps)
     assert "rivals of its own choice" in c.failures["clrp"]
+    assert c.likeness("agf") is None  # maps of classes with the same rival are alike because of the rival
 
 
 def test_an_explanation_knows_its_question() -> None:

@@ -37,10 +37,11 @@ class Comparison:
     def likeness(self, method: str) -> float | None:
         """Mean correlation between the maps of different classes: near 1, the method shows the same whatever is asked.
 
-        None for a single class.
+        None for a single class, and for classes that are set against the same rivals: these make maps alike.
         """
-        maps = self.explanations[method].maps[0].flatten(1).double()
-        if len(maps) < 2:
+        e = self.explanations[method]
+        maps = e.maps[0].flatten(1).double()
+        if len(maps) < 2 or e.likeliest_rival(0, 0) is not None:
             return None
         maps = torch.nn.functional.normalize(maps - maps.mean(1, keepdim=True), dim=1)
         pairs = torch.triu_indices(len(maps), len(maps), offset=1)

@@ -43,13 +43,15 @@ class Report:
 
     @property
     def arrived_share(self) -> Tensor:
-        """(B,K) in [0,1]: |arrived| / (|arrived| + |absorbed|), how much of the accounted relevance is in the map.
+        """(B,K) in [0,1]: arrived / (arrived + absorbed), how much of the accounted relevance is in the map.
 
         >>> explain(load(), "photo.jpg").report.arrived_share      # the rest stayed in the biases of fifty layers
         tensor([[8.8e-05]], dtype=torch.float64)
+
+        NaN also where the two have different signs, so that neither is a share of the whole.
         """
-        arrived, absorbed = self.arrived.abs(), self.absorbed.abs()
-        return arrived / (arrived + absorbed).clamp(min=1e-300)
+        share = self.arrived / (self.arrived + self.absorbed)
+        return torch.where(self.arrived * self.absorbed < 0, torch.nan, share)
 
     def to_json(self) -> dict[str, Any]:
         numbers = {
