@@ -139,14 +139,14 @@ class Handlers:
         return self._show(_there(picture), model)
 
     def _show(self, picture: Picture, model: str) -> Updates:
-        likely = [index for index, _ in self.studio.likeliest(picture, model, 2)]
+        likely = [index for index, _ in self.studio.likeliest(picture, model, _ROWS)]
         names = [(f"{name}  ·  {i}", i) for i, name in enumerate(self.studio.labels(picture, model))]
         return {
             self.parts.picture: picture,
             self.parts.chosen: likely[0],
             self.parts.search: gr.update(choices=names, value=None, label=f"Or any other of its {len(names)} classes"),
-            self.parts.rival: gr.update(choices=names, value=likely[-1]),
-            self.parts.question: gr.update(choices=questions(names), value=ITSELF),
+            self.parts.rival: gr.update(choices=names, value=likely[:2][-1]),
+            self.parts.question: gr.update(choices=questions(names, likely), value=ITSELF),
         }
 
     # -------------------------------------------------------------------------------------------------- classes
@@ -269,10 +269,11 @@ def _there(picture: Picture | None) -> Picture:
     return picture
 
 
-def questions(names: Sequence[tuple[str, int]]) -> list[tuple[str, int | str]]:
-    """What can be asked about the chosen class, in words and as the page sends it."""
+def questions(names: Sequence[tuple[str, int]], likely: Sequence[int]) -> list[tuple[str, int | str]]:
+    """What can be asked about the chosen class, in words and as the page sends it; likely rivals come first."""
+    rivals = [names[i] for i in likely] + [found for found in names if found[1] not in likely]
     first = [("the class", ITSELF), ("the class rather than its rivals", RIVALS)]
-    return [*first, *((f"the class rather than {name}", index) for name, index in names)]
+    return [*first, *((f"rather than {name}", index) for name, index in rivals)]
 
 
 def _wish(
