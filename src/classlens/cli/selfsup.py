@@ -181,13 +181,8 @@ def explain(
 
     loaded = load_model(model, weights, device)
     targets: Any = classes[0] if classes and len(classes) == 1 else [classes] if classes else None
-    options: dict[str, Any] = {
-        "metric": metric.value,
-        "reading": reading.value,
-        "head": head,
-        "rather_than": rivals_of(rather_than),
-    }
-    options["targets"] = targets
+    options: dict[str, Any] = {"targets": targets, "rather_than": rivals_of(rather_than)}
+    options |= {"metric": metric.value, "reading": reading.value, "head": head}
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     with Bar() as bar, reporting(bar):
