@@ -14,8 +14,8 @@ from classlens.report.collect import Record
 Names = Callable[[int], str]
 
 _ENOUGH = 5  # pictures of a kind, before a median of them is worth a sentence
-# Of two maps' evidence, what lies in the same cells. Two breeds on one animal (pets, EfficientNet-Lite0, agf) share 0.34
-# or more, two things side by side 0.1 at most; by Grad-CAM 0.65 or more, and 0.43 at most.
+# Of two maps' evidence, what lies in the same cells. Two breeds on one animal (pets, EfficientNet-Lite0, agf) share
+# 0.34 or more, two things side by side 0.1 at most; by Grad-CAM 0.65 or more, and 0.43 at most.
 _SAME_PLACES, _OTHER_PLACES = 0.7, 0.25
 _TELLING = 0.05  # a fall in probability below this says nothing
 
