@@ -179,11 +179,13 @@ def explain(
     for the class and not as much for its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
-    case, result = run(
-        model, images, targets, method, rather_than=rather_than, trace=trace, output=output, multilabel=multilabel,
-        **options,
-    )  # fmt: skip
-    loaded = model if isinstance(model, LoadedModel) else None
+    asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
+    case, result = run(model, images, targets, method, **asked, **options)
+    report = _report(result, case.tape.ops(), time.perf_counter() - begun)
+    return _packed(case, result, method, report, model if isinstance(model, LoadedModel) else None)
+
+
+def _packed(case: Case, result: Result, method: str, report: Report, loaded: LoadedModel | None) -> Explanation:
     return Explanation(
         maps=result.maps.detach(),
         targets=_classes(case),
@@ -192,7 +194,7 @@ def explain(
         labels=None if loaded is None else loaded.labels,
         method=method,
         signed=resolve(method)[0].signed,
-        report=_report(result, case.tape.ops(), time.perf_counter() - begun),
+        report=report,
         trace=result.trace,
         model=loaded.name if loaded is not None else type(case.model).__name__,
         asked=_asked(case),

@@ -12,7 +12,7 @@ from odd import LATIN, REFUSED, SHOWN, odd_files, rename_latin
 from typer.testing import CliRunner
 
 from classlens import explanation
-from classlens.app.actions import samples
+from classlens.app.studio import samples
 from classlens.cli import app, main
 from classlens.errors import ModelError, NotFiniteError
 from classlens.evaluate import DataError, SettingsError

@@ -331,3 +331,12 @@ def test_labels_and_precision_of_a_loaded_model() -> None:
     assert e.model == "mine"
     assert e.label(int(e.targets[0, 0])) in "abcde"
     torch.testing.assert_close(e.maps.float(), selfsup.explain(seeded(), IMAGES, BANK).maps, rtol=1e-2, atol=1e-6)
+
+
+def test_a_class_can_be_set_against_others_in_what_differs_from_the_neighbour() -> None:
+    e = selfsup.explain(seeded(), IMAGES, BANK, targets=1, rather_than=2)
+    assert e.name() == "class 1 rather than class 2"
+    assert len(e.asked) == len(IMAGES)
+    assert not torch.equal(e.maps, selfsup.explain(seeded(), IMAGES, BANK, targets=1).maps)
+    with pytest.raises(TargetError, match="only a class can be explained rather than others"):
+        selfsup.explain(Backbone(), IMAGES, BANK, head="none", rather_than=1)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classlens import explanation as core
 from classlens.core.capture import Picker, unwrap
-from classlens.core.targets import RatherThan, Scalar, Targets
+from classlens.core.targets import Scalar, Targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.explanation import Explanation, Report
 from classlens.models.loaded import LoadedModel
@@ -88,7 +88,6 @@ def explain(
     mode: str = "difference",
     *,
     targets: Targets = None,
-    rather_than: RatherThan = None,
     metric: str = "euclidean",
     reading: str = "literal",
     head: str | None = None,
@@ -105,10 +104,9 @@ def explain(
 
     `bank`: a `Bank`, its folder, a folder of pictures, a tensor of images or a list of files. `mode`: the head reads
     the "difference" from the neighbour's latent, their "sum", or ("none") the image's own. `targets`: None is the
-    likeliest class of what the head says then, "predicted" the one it gives to the image itself; with `rather_than`
-    that class is set against others, as in `classlens.explain`. `reading` is one of
+    likeliest class of what the head says then, "predicted" the one it gives to the image itself. `reading` is one of
     `READINGS`, `metric` "euclidean" or "cosine". `both=False` leaves out the map without the neighbour, and saves half
-    of the time.
+    of the time. `options` are those of the method, and `rather_than` of `classlens.explain`.
 
     `head`: None finds the last linear layer; a name says which module it is. "none" is for a backbone whose output is
     its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), whatever the
@@ -120,7 +118,7 @@ def explain(
     _check_head(encoder.head, reading)
     opened = open_bank(bank, loaded, encoder)
     found = opened.nearest(encoder.latents(batch), hashes_of(batch), metric)
-    ask = _Question(encoder, loaded, batch, targets, method, {"rather_than": rather_than, "trace": trace, **options})
+    ask = _Question(encoder, loaded, batch, targets, method, {"trace": trace, **options})
     contrasted = ask.about(found, mode, reading)
     without = ask.about(found, "none", reading) if both and mode != "none" and not ask.alike else None
     return Contrast(
