@@ -260,6 +260,7 @@ def test_the_report_and_the_summary_say_what_was_asked(tmp_path: Path) -> None:
     with np.load(tmp_path / "maps.npz") as saved:
         assert saved["names"].tolist() == [["tabby rather than espresso", "crane rather than espresso"]]
     assert "rather than espresso (" in render.summary(shown).splitlines()[0]
+    assert render.summary(shown).splitlines()[0].endswith(" % of all evidence is for its rivals")
     plain = render.describe(explanation(random_maps(1, 1, 6, 8), [[1]]))[0]
     assert (plain["question"], plain["rival"]) == ("evidence for espresso", None)
 

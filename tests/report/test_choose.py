@@ -152,10 +152,10 @@ def test_what_two_maps_say_of_one_picture() -> None:
         "90 % of the evidence for the two lies in the same places: both classes are found on the same thing. "
         "Of the two, cat leads in the top, dog in the bottom."
     )
-    assert words.pair_sentence(wrong, 1, 0.2, ("top", "top"), NAMES) == (
-        "Only 20 % of the evidence for the two lies in the same places: the classes are found on different things."
+    assert words.pair_sentence(wrong, 1, 0.1, ("top", "top"), NAMES) == (
+        "Only 10 % of the evidence for the two lies in the same places: the classes are found on different things."
     )
-    for overlap in (0.2, 0.9):  # from a contrast, or from maps that are the same for every class, nothing follows
+    for overlap in (0.1, 0.9):  # from a contrast, or from maps that are the same for every class, nothing follows
         assert words.pair_sentence(wrong, 1, overlap, ("top", "top"), NAMES, locates=False) == (
             f"{words.percent(overlap)} of the evidence for the two lies in the same places."
         )

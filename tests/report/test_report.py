@@ -207,17 +207,18 @@ def said_of(model: LoadedModel, folder: Path, content: bytes, label: str, method
     return next(part for part in section.split("<article") if f"true: <b>{label}</b>" in part)
 
 
+def test_two_objects_are_found_on_different_things(embedded: LoadedModel, tmp_path: Path) -> None:
+    said = said_of(embedded, tmp_path, samples()["cat and espresso"], "Egyptian cat", "agf")
+    assert "said: <b>espresso</b>" in said
+    assert "the classes are found on different things" in said
+
+
 @pytest.mark.parametrize("method", ["agf", "gradcam"])
-def test_two_objects_are_found_on_different_things_and_two_breeds_are_not(
-    embedded: LoadedModel, tmp_path: Path, method: str
-) -> None:
-    pictures = samples()
-    both = said_of(embedded, tmp_path / "both", pictures["cat and espresso"], "Egyptian cat", method)
-    assert "said: <b>espresso</b>" in both
-    assert "the classes are found on different things" in both
-    breeds = said_of(embedded, tmp_path / "cat", pictures["cat"], "tabby", method)
-    assert "said: <b>Egyptian cat</b>" in breeds
-    assert "different things" not in breeds
+def test_two_breeds_are_not_found_on_different_things(embedded: LoadedModel, tmp_path: Path, method: str) -> None:
+    said = said_of(embedded, tmp_path, samples()["cat"], "tabby", method)
+    assert "said: <b>Egyptian cat</b>" in said
+    assert "of the evidence for the two lies in the same places" in said
+    assert "different things" not in said
 
 
 @pytest.mark.parametrize("method", ["clrp", "contrastive-excitation-bp", "lrp"])

@@ -59,7 +59,7 @@ def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture
 def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading above a map: whose evidence for what, and where it lies."""
     maps = [panel for panel in panels if isinstance(panel, Panel)]
-    shown = [(p.title, _after(p.rivals), render.where(p.evidence, p.signed), p.arrived) for p in maps]
+    shown = [(p.title, _after(p.rivals), render.where(p.evidence, p.signed, bool(p.rivals)), p.arrived) for p in maps]
     return piece("lead_one", model=model, found=shown)
 
 

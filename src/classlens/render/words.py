@@ -22,15 +22,16 @@ _REST = "the rest stayed in biases"
 _CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] for row in _ROWS]
 
 
-def where(evidence: Evidence, signed: bool = True) -> str:
-    """Where the evidence for the class lies, in a few words.
+def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> str:
+    """Where the evidence for the class lies, in a few words. In a contrast, what is not for the class is for its rivals.
 
     >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
     'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
     """
     cells, against = shares(evidence)
+    other = "for its rivals" if contrast else "against"
     if not cells:
-        return "no evidence for the class" + ("; all of it is against" if against else "")
+        return "no evidence for the class" + (f"; all of it is {other}" if against else "")
     cell = max(cells, key=cells.__getitem__)
     text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({percent(cells[cell])})"
     half, part = _strongest_half(evidence)
@@ -38,7 +39,7 @@ def where(evidence: Evidence, signed: bool = True) -> str:
         text = f"{half} half {percent(part)}, {text}"
     elif cells[cell] < 0.2:
         text = f"spread out, {text}"
-    return f"{text}; {percent(against)} of all evidence is against" if signed else text
+    return f"{text}; {percent(against)} of all evidence is {other}" if signed else text
 
 
 def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
@@ -148,7 +149,7 @@ def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any
         "probability": None if math.isnan(probability) else probability,
         "question": explanation.question(row, k),
         "rival": _describe_rival(explanation, row, k),
-        "where": where(evidence, explanation.signed),
+        "where": where(evidence, explanation.signed, isinstance(explanation.target(row, k), Contrast)),
         "cells": cells,
         "against": against,
     }
