@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from classlens.core.targets import Targets
+from classlens.core.targets import RatherThan, Targets
 from classlens.errors import MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import method_names
@@ -37,10 +37,11 @@ class Comparison:
     def likeness(self, method: str) -> float | None:
         """Mean correlation between the maps of different classes: near 1, the method shows the same whatever is asked.
 
-        None for a single class.
+        None for a single class, and for classes that are set against the same rivals: these make maps alike.
         """
-        maps = self.explanations[method].maps[0].flatten(1).double()
-        if len(maps) < 2:
+        e = self.explanations[method]
+        maps = e.maps[0].flatten(1).double()
+        if len(maps) < 2 or e.likeliest_rival(0, 0) is not None:
             return None
         maps = torch.nn.functional.normalize(maps - maps.mean(1, keepdim=True), dim=1)
         pairs = torch.triu_indices(len(maps), len(maps), offset=1)
@@ -63,12 +64,16 @@ class Comparison:
 
 
 def compare(
-    model: nn.Module | LoadedModel, image: Any, targets: Targets = None, methods: str | Sequence[str] = "all"
-) -> Comparison:
-    """Explain one image with several methods; "all" takes every method of the registry."""
+    model: nn.Module | LoadedModel, image: Any, targets: Targets = None, methods: str | Sequence[str] = "all",
+    *, rather_than: RatherThan = None,
+) -> Comparison:  # fmt: skip
+    """Explain one image with several methods; "all" takes every method of the registry.
+
+    >>> compare(m, "photo.jpg", "tabby", ["agf", "gradcam"], rather_than="Egyptian cat")
+    """
     done: dict[str, Explanation] = {}
     failed: dict[str, str] = {}
-    for name, outcome in comparing(model, image, targets, methods):
+    for name, outcome in comparing(model, image, targets, methods, rather_than):
         if isinstance(outcome, Explanation):
             done[name] = outcome
         else:
@@ -77,11 +82,12 @@ def compare(
 
 
 def comparing(
-    model: nn.Module | LoadedModel, image: Any, targets: Targets, methods: str | Sequence[str]
-) -> Iterator[tuple[str, Explanation | MethodError]]:
+    model: nn.Module | LoadedModel, image: Any, targets: Targets, methods: str | Sequence[str],
+    rather_than: RatherThan = None,
+) -> Iterator[tuple[str, Explanation | MethodError]]:  # fmt: skip
     """The same one by one, for whoever shows progress. A method that cannot serve the model gives its error."""
     for name in method_names(methods):
         try:
-            yield name, explain(model, image, targets, name)
+            yield name, explain(model, image, targets, name, rather_than=rather_than)
         except MethodError as error:
             yield name, error

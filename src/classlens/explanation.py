@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
-from classlens.core.targets import Targets, name_of, resolve_targets
+from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
 from classlens.data.images import check_batch
-from classlens.errors import ImageError, ModelError, NotFiniteError, TargetError
+from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
-from classlens.methods import Case, LayerTrace, Result, check_options, resolve
+from classlens.methods import METHODS, Case, LayerTrace, Method, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class Report:
     """How far to trust a propagation, and what it took.
 
-    `conservation` is |arrived + absorbed - started| relative to the sum of magnitudes (at the top or over the image,
-    whichever is larger): 0 when all relevance put in at the top arrives or is accounted for. All four are NaN where
-    a method does not propagate relevance.
+    Relevance that is put in at the top either arrives at the image or is absorbed on the way, by biases above all.
+    `conservation` is what neither of the two accounts for, |arrived + absorbed - started| relative to the sum of
+    magnitudes (at the top or over the image, whichever is larger): 0 means that nothing is unaccounted for, not that
+    all of it arrived. How much arrived is `arrived_share`. All are NaN where a method does not propagate relevance.
     """
 
     conservation: Tensor  # (B,K) float64
@@ -40,10 +41,22 @@ class Report:
     seconds: float
     notes: tuple[str, ...] = ()
 
+    @property
+    def arrived_share(self) -> Tensor:
+        """(B,K) in [0,1]: arrived / (arrived + absorbed), how much of the accounted relevance is in the map.
+
+        >>> explain(load(), "photo.jpg").report.arrived_share      # the rest stayed in the biases of fifty layers
+        tensor([[8.8e-05]], dtype=torch.float64)
+
+        NaN also where the two have different signs, so that neither is a share of the whole.
+        """
+        share = self.arrived / (self.arrived + self.absorbed)
+        return torch.where(self.arrived * self.absorbed < 0, torch.nan, share)
+
     def to_json(self) -> dict[str, Any]:
         numbers = {
             name: [[None if x != x else x for x in row] for row in getattr(self, name).tolist()]
-            for name in ("conservation", "started", "arrived", "absorbed")
+            for name in ("conservation", "started", "arrived", "absorbed", "arrived_share")
         }
         return numbers | {"ops": self.ops, "seconds": self.seconds, "notes": list(self.notes)}
 
@@ -58,7 +71,7 @@ class Explanation:
     """
 
     maps: Tensor  # (B,K,H,W), raw: positive for the class, negative against it
-    targets: Tensor  # (B,K); -1 is the first of `scalars`, -2 the second
+    targets: Tensor  # (B,K) class indices; negative where what is asked is no class
     logits: Tensor  # (B,C)
     pictures: Tensor  # (B,3,H,W) in [0,1]: what the network saw
     labels: tuple[str, ...] | None
@@ -67,24 +80,50 @@ class Explanation:
     report: Report
     trace: tuple[LayerTrace, ...] = ()
     model: str = ""
-    scalars: tuple[str, ...] = ()  # names of the callables among the targets
+    asked: tuple[tuple[Target, ...], ...] = ()  # of each image, K targets; without any, the classes themselves
     multilabel: bool = False  # each class has a probability of its own
 
     def label(self, class_index: int) -> str:
-        """A class's name, or `class 7` where the model has no names; of a negative index, the callable's."""
-        if class_index < 0:
-            return self.scalars[-1 - class_index]
+        """A class's name, or `class 7` where the model has no names."""
         return self.labels[class_index] if self.labels else f"class {class_index}"
+
+    def target(self, row: int = 0, k: int = 0) -> Target:
+        """What was asked of an image, as an object of `classlens.core.targets`."""
+        return self.asked[row][k] if self.asked else Class(int(self.targets[row, k]))
+
+    def name(self, row: int = 0, k: int = 0) -> str:
+        """What was asked of an image in words: "tabby", "tabby rather than Egyptian cat", or a callable's name."""
+        return self.target(row, k).words(self.label)
+
+    def question(self, row: int = 0, k: int = 0) -> str:
+        """The question that a map answers.
+
+        >>> explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat").question()
+        'evidence for tabby rather than Egyptian cat'
+        """
+        return f"evidence for {self.name(row, k)}"
 
     def probability(self, row: int, k: int) -> float:
         """Probability of the k-th explained class of an image; NaN where that is a callable's number.
 
-        Of a multi-label network the sigmoid, of others the softmax.
+        For a multi-label network it is the sigmoid, for others the softmax.
         """
         if self.targets[row, k] < 0:
             return float("nan")
-        logits = self.logits[row].double()
-        return float((logits.sigmoid() if self.multilabel else logits.softmax(0))[self.targets[row, k]])
+        return float(self._probabilities(row)[self.targets[row, k]])
+
+    def likeliest_rival(self, row: int, k: int) -> tuple[int, float] | None:
+        """The likeliest class that the k-th one is set against, and its probability; None where there is none."""
+        target = self.target(row, k)
+        if not isinstance(target, Contrast):
+            return None
+        found = self._probabilities(row)
+        rival = max(target.among(len(found)), key=found.tolist().__getitem__)
+        return rival, float(found[rival])
+
+    def _probabilities(self, row: int) -> Tensor:
+        logits = self.logits[row].detach().double().cpu()
+        return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
     def figure(self) -> Figure:
         """Photographs and overlays, drawn; `e.figure().savefig("e.png")`."""
@@ -104,7 +143,8 @@ class Explanation:
         return render.notebook_png(self.figure())
 
     def __repr__(self) -> str:
-        names = ", ".join(dict.fromkeys(self.label(i) for i in self.targets.flatten().tolist()))
+        batch, classes = self.targets.shape
+        names = ", ".join(dict.fromkeys(self.name(row, k) for row in range(batch) for k in range(classes)))
         return f"<Explanation by {self.method} of {self.model}: maps {tuple(self.maps.shape)} for {names}>"
 
 
@@ -114,6 +154,7 @@ def explain(
     targets: Targets = None,
     method: str = "agf",
     *,
+    rather_than: RatherThan = None,
     trace: bool = False,
     output: Picker = None,
     multilabel: bool | None = None,
@@ -124,37 +165,47 @@ def explain(
     >>> m = classlens.load("efficientnet-lite0")
     >>> e = classlens.explain(m, "photo.jpg", targets=["tabby", "espresso"])
     >>> e.figure().savefig("two-classes.png")
+    >>> e = classlens.explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat")      # another question
 
     `model` is any `nn.Module` in eval mode, used as it is and left as it was, or a loaded model. `images` is a
     preprocessed tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the likeliest
     class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that makes a number of one
-    image's logits, such as `lambda y: y[281] - y[207]` or a target of pytorch-grad-cam. `method` is a name of
+    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name of
     `classlens.METHODS`; its options follow as keywords or in brackets, "agf-release(without=A)". `output` picks the
     logits of a model that returns a dict or a tuple. `multilabel=True`: each class has a probability of its own, by a
-    sigmoid, so classes do not compete; a loaded model knows. `trace=True` keeps the terms of every layer.
+    sigmoid; a loaded model knows. `trace=True` keeps the terms of every layer.
+
+    A map shows the evidence for the class, also where that speaks for others too. `rather_than` asks for what speaks
+    for the class and not as much for its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
-    case, result = run(model, images, targets, method, trace=trace, output=output, multilabel=multilabel, **options)
-    loaded = model if isinstance(model, LoadedModel) else None
+    asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
+    case, result = run(model, images, targets, method, **asked, **options)
+    report = _report(result, case.tape.ops(), time.perf_counter() - begun)
+    return _packed(case, result, method, report, model if isinstance(model, LoadedModel) else None)
+
+
+def _packed(case: Case, result: Result, method: str, report: Report, loaded: LoadedModel | None) -> Explanation:
     return Explanation(
         maps=result.maps.detach(),
-        targets=case.targets,
+        targets=_classes(case),
         logits=case.tape.logits,
         pictures=pictures_of(case.images, loaded),
         labels=None if loaded is None else loaded.labels,
         method=method,
         signed=resolve(method)[0].signed,
-        report=_report(result, case.tape.ops(), time.perf_counter() - begun),
+        report=report,
         trace=result.trace,
         model=loaded.name if loaded is not None else type(case.model).__name__,
-        scalars=tuple(map(name_of, case.scalars)),
+        asked=_asked(case),
         multilabel=case.multilabel,
     )
 
 
 def run(
-    model: nn.Module | LoadedModel, images: Any, targets: Targets, method: str, *, trace: bool = False,
-    output: Picker = None, multilabel: bool | None = None, recorded: Tape | None = None, **options: Any,
+    model: nn.Module | LoadedModel, images: Any, targets: Targets, method: str, *, rather_than: RatherThan = None,
+    trace: bool = False, output: Picker = None, multilabel: bool | None = None, recorded: Tape | None = None,
+    **options: Any,
 ) -> tuple[Case, Result]:  # fmt: skip
     """What `explain` does before it packs: the case, and what the method made of it; for adapters.
 
@@ -171,14 +222,10 @@ def run(
         if tape is None:
             tape = (record if chosen.layers else record_logits)(network, batch, output)
         _check_logits(tape.logits, len(batch))
-        classes, scalars = resolve_targets(targets, tape.logits, _labels(loaded, tape.logits.shape[1]))
-        if tape.logits.shape[1] == 1 and not chosen.scalars:
-            raise TargetError(f"{chosen.name} sets a class against the others, and this network has one output only")
-        if scalars and not chosen.scalars:
-            raise TargetError(
-                f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands "
-                f"back one logit as it is; {name_of(scalars[0])!r} makes another number of them"
-            )
+        labels = _labels(loaded, tape.logits.shape[1])
+        classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
+        if not chosen.scalars:
+            _check_for_classes_alone(chosen, tape.logits.shape[1], scalars)
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
         case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
@@ -186,6 +233,37 @@ def run(
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
+
+
+def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:
+    """Refuse what a method cannot be asked that sets a class against the others by construction."""
+    if outputs == 1:
+        raise TargetError(f"{chosen.name} sets a class against the others, and this network has one output only")
+    if not scalars:
+        return
+    if isinstance(scalars[0], Contrast):
+        others = ", ".join([name for name, method in METHODS.items() if method.scalars and method.class_specific][:5])
+        raise MethodError(
+            f"{chosen.name} sets the class against rivals of its own choice, so it takes no others: leave rather_than "
+            f"out, or use a method that takes them, such as {others}"
+        )
+    raise MethodError(
+        f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands back one "
+        f"logit as it is; {scalars[0].words(str)!r} makes another number of them"
+    )
+
+
+def _asked(case: Case) -> tuple[tuple[Target, ...], ...]:
+    return tuple(tuple(Class(t) if t >= 0 else case.scalars[-1 - t] for t in row) for row in case.targets.tolist())
+
+
+def _classes(case: Case) -> Tensor:
+    """(B,K): the class that each target is about; of a callable, the negative number that stands for it."""
+    found = case.targets.clone()
+    for number, target in enumerate(case.scalars):
+        if isinstance(target, Contrast):
+            found[case.targets == -1 - number] = target.index
+    return found
 
 
 def operations(model: LoadedModel) -> dict[str, int]:

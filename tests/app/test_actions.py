@@ -25,8 +25,8 @@ def studio():
     made.close()
 
 
-def wish(view="one", index=0, rival=1, method="agf", methods=("agf", "gradcam"), model="small"):
-    return Wish(model, view, index, rival, method, methods)
+def wish(view="one", index=0, rival=1, method="agf", methods=("agf", "gradcam"), model="small", rather_than=None):
+    return Wish(model, view, index, rival, method, methods, rather_than)
 
 
 def last(studio, picture, wanted):
@@ -197,6 +197,21 @@ def test_one_class(studio):
     [panel] = last(studio, picture, wish(index=2))
     assert (panel.title, panel.index, panel.signed, panel.method) == ("<b>bold</b>", 2, True, "agf")
     assert torch.equal(panel.evidence, studio.explain(picture, "small", 2).maps[0, 0])
+
+
+def test_one_class_rather_than_others(studio):
+    picture = studio.open(small.file())
+    [panel] = last(studio, picture, wish(index=0, rather_than=3))
+    expected = classlens.explain(studio.models["small"], picture.inputs["small"], 0, rather_than=3)
+    assert torch.equal(panel.evidence, expected.maps[0, 0])
+    assert (panel.title, panel.name) == ("cat", "cat rather than cup")
+    assert panel.rivals == render.rival_text(expected, 0, 0)
+    assert panel.ends == ("for its rivals", "for it")
+    saved = np.load(io.BytesIO(actions.arrays(picture, "small", [panel])))
+    assert saved["names"].tolist() == ["cat rather than cup"]
+    refused, drawn = last(studio, picture, wish("methods", methods=("clrp", "agf"), rather_than="rivals"))
+    assert "rivals of its own choice" in refused.reason
+    assert drawn.rivals.startswith("rather than its rivals (likeliest: ")
 
 
 def test_two_classes_and_their_difference(studio):

@@ -13,7 +13,7 @@ from PIL import Image
 from app import small
 from classlens.app import page as wiring
 from classlens.app.layout import Parts
-from classlens.app.page import Handlers, Turn
+from classlens.app.page import ITSELF, Handlers, Turn, questions
 from classlens.app.studio import OutOfDate, samples
 
 
@@ -43,10 +43,12 @@ def upload(content):
     return event(content=base64.b64encode(content).decode())
 
 
-def drawn(do, picture, view="one", index=0, rival=1, method="agf", methods=("agf", "gradcam"), model="small"):
+def drawn(
+    do, picture, view="one", index=0, rival=1, method="agf", methods=("agf", "gradcam"), model="small", question=ITSELF
+):
     """All that a drawing changes, the latest of each part."""
     found = {}
-    for updates in do.draw(Turn(), picture, model, view, index, rival, method, list(methods)):
+    for updates in do.draw(Turn(), picture, model, view, index, rival, question, method, list(methods)):
         found |= updates
     return found
 
@@ -110,6 +112,47 @@ def test_each_view_is_drawn_in_its_place(do):
     assert drawn(do, None) == {}
 
 
+def test_the_page_asks_for_the_class_itself_or_for_it_rather_than_others(do):
+    updates = do.receive("small", upload(small.file()))
+    picture, asked = updates[do.parts.picture], updates[do.parts.question]
+    assert asked["value"] == ITSELF
+    likely = [index for index, _ in do.studio.likeliest(picture, "small", 5)]
+    assert [value for _, value in asked["choices"]] == [ITSELF, "rivals", *likely]
+    assert asked["choices"][1][0] == "the class rather than its rivals"
+    names = [("a", 0), ("b", 1), ("c", 2)]
+    assert questions(names, [2])[2:] == [("rather than c", 2), ("rather than a", 0), ("rather than b", 1)]
+    plain, rivals, named = (
+        drawn(do, picture, question=question)[do.parts.stages["one"]] for question in (ITSELF, "rivals", 3)
+    )
+    assert "rather than" not in plain
+    assert "against it" in plain
+    assert "Relevance: " in plain
+    assert "<b>cat</b> rather than its rivals (likeliest: " in rivals
+    assert "<b>cat</b> rather than cup (" in named
+    assert "of all evidence is for its rivals" in named
+    assert "blue: for its rivals" in named
+    assert rivals.split('class="evidence"')[1] != named.split('class="evidence"')[1]
+    methods = drawn(do, picture, "methods", question=3)[do.parts.stages["methods"]]
+    assert "<b>cat</b> rather than cup (" in methods
+    layers = drawn(do, picture, "layers", method="agf-release", question=3)[do.parts.stages["layers"]]
+    assert "<b>cat</b> rather than cup (" in layers
+    assert layers != drawn(do, picture, "layers", method="agf-release")[do.parts.stages["layers"]]
+
+
+def test_two_classes_are_compared_by_the_evidence_for_each_never_by_a_contrast(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    plain, asked = (drawn(do, picture, "two", question=q)[do.parts.stages["two"]] for q in (ITSELF, "rivals"))
+    assert plain == asked
+    assert do.look("two")()[do.parts.question]["visible"] is False
+    assert do.look("one")()[do.parts.question]["visible"] is True
+
+
+def test_a_rival_that_is_the_class_itself_is_told_on_the_page(do):
+    picture = do.receive("small", upload(small.file()))[do.parts.picture]
+    for question, words in ((0, "Cat cannot be explained rather than itself"), (9, "out of range"), (1.5, "not 1.5")):
+        assert words in drawn(do, picture, question=question)[do.parts.notice]
+
+
 def test_two_classes_have_different_pictures(do):
     picture = do.receive("small", upload(small.file()))[do.parts.picture]
     cat, dog = (drawn(do, picture, index=index)[do.parts.stages["one"]] for index in (0, 1))
@@ -138,7 +181,7 @@ def test_an_error_while_drawing_is_told_on_the_page(do):
 def test_a_drawing_ends_when_another_begins(do):
     picture = do.receive("small", upload(small.file()))[do.parts.picture]
     turn = Turn()
-    slow = do.draw(turn, picture, "small", "methods", 0, 1, "agf", ["agf", "gradcam", "lrp"])
+    slow = do.draw(turn, picture, "small", "methods", 0, 1, ITSELF, "agf", ["agf", "gradcam", "lrp"])
     next(slow), next(slow)
     turn.take()
     assert list(slow) == []
@@ -156,7 +199,7 @@ def test_a_slow_method_stops_in_the_middle_when_nobody_waits(do, studio):
 @pytest.mark.parametrize("view", ["one", "two", "methods", "layers"])
 def test_downloads_are_what_is_on_the_page(do, view):
     picture = do.receive("small", upload(small.file()))[do.parts.picture]
-    wanted = (picture, "small", view, 0, 1, "agf-release", ["agf", "gradcam"])
+    wanted = (picture, "small", view, 0, 1, ITSELF, "agf-release", ["agf", "gradcam"])
     png, npz = do.save_png(80, *wanted)[do.parts.parcel], do.save_npz(80, *wanted)[do.parts.parcel]
     assert (png["name"], npz["name"]) == ("classlens.png", "classlens.npz")
     assert Image.open(io.BytesIO(base64.b64decode(png["content"]))).format == "PNG"
@@ -165,5 +208,5 @@ def test_downloads_are_what_is_on_the_page(do, view):
 
 
 def test_a_download_without_a_picture_is_a_friendly_line(do):
-    updates = do.save_png(80, None, "small", "one", 0, 1, "agf", [])
+    updates = do.save_png(80, None, "small", "one", 0, 1, ITSELF, "agf", [])
     assert list(updates) == [do.parts.notice]

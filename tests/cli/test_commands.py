@@ -85,9 +85,11 @@ def explain(run: Any, *arguments: str) -> Outcome:
 def test_explain_prints_each_class_and_writes_its_overlay(run: Any, folder: Path) -> None:
     result = explain(run, "one.png", "--class", "espresso", "--class", "0")
     assert (result.code, result.err) == (0, "")
-    heading, espresso, tabby, note, pointer = result.out.splitlines()
+    heading, espresso, tabby, relevance, note, pointer = result.out.splitlines()
+    assert relevance.startswith("  relevance: ")
+    assert "reached the picture, the rest stayed in biases; " in relevance
     assert note.startswith("  note: no layer reads a feature map or a patch grid 8 times smaller")
-    assert heading.startswith("one.png  (tiny:net, agf, ")
+    assert heading.startswith("one.png  evidence for the class  (tiny:net, agf, ")
     assert espresso.split()[:2] == ["espresso", "(2)"]
     assert tabby.split()[:3] == ["tabby", "cat", "(0)"]
     assert "%" in espresso
@@ -123,6 +125,53 @@ def test_the_command_gives_what_the_library_gives(run: Any, folder: Path) -> Non
     expected = classlens.explain(classlens.load("tiny:net"), "one.png", targets=["cup"])
     with np.load(folder / "out" / "one" / "maps.npz") as saved:
         np.testing.assert_array_equal(saved["maps"], expected.maps.numpy())
+
+
+def test_the_other_question_is_answered_as_by_the_library(run: Any, folder: Path) -> None:
+    result = explain(run, "one.png", "--class", "cup", "--rather-than", "espresso")
+    assert (result.code, result.err) == (0, "")
+    e = classlens.explain(classlens.load("tiny:net"), "one.png", "cup", rather_than="espresso")
+    heading, cup, *_ = result.out.splitlines()
+    assert "  evidence for the class rather than espresso  (" in heading
+    assert f"rather than espresso ({100 * float(e.logits[0].softmax(0)[2]):.1f} %): " in cup
+    assert (folder / "out" / "one" / "0-3-cup-rather-than-espresso.png").exists()
+    with np.load(folder / "out" / "one" / "maps.npz") as saved:
+        np.testing.assert_array_equal(saved["maps"], e.maps.numpy())
+        assert saved["names"].tolist() == [["cup rather than espresso"]]
+    several = ["--rather-than", "espresso", "--rather-than", "0", "--json"]
+    (entry,) = json.loads(explain(run, "one.png", "--class", "cup", *several).out)["images"][0]["classes"]
+    assert entry["question"] == "evidence for cup rather than espresso or tabby cat"
+    assert entry["rival"]["index"] == max((0, 2), key=e.logits[0].tolist().__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--class", "cup", "--rather-than", "cup"], "cup cannot be explained rather than itself"),
+        (["--class", "cup", "--rather-than", "expresso"], "no class is named 'expresso'; nearest: 2 espresso"),
+        (["--class", "cup", "--rather-than", "rivals", "--method", "clrp"], "leave rather_than out, or use a method"),
+    ],
+)
+def test_rivals_that_cannot_be_are_one_line(run: Any, arguments: list[str], message: str) -> None:
+    result = explain(run, "one.png", *arguments)
+    assert result.code == 2
+    assert message in result.error
+
+
+def test_a_rival_that_wins_on_one_picture_does_not_stop_the_others(run: Any) -> None:
+    (likeliest,) = json.loads(explain(run, "one.png", "--json").out)["images"][0]["classes"]
+    result = explain(run, "one.png", "one.png", "--rather-than", str(likeliest["index"]))
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 2  # of each picture by itself
+    assert explain(run, "one.png", "--rather-than", "rivals").code == 0
+
+
+def test_compare_asks_every_method_the_same(run: Any, folder: Path) -> None:
+    arguments = ["--class", "cup", "--class", "0", "--rather-than", "espresso", "--methods", "agf,clrp", "--json"]
+    found = json.loads(run("compare", "one.png", "--model", "tiny:net", *arguments).out)
+    assert found["methods"]["agf"]["classes"][0]["question"] == "evidence for cup rather than espresso"
+    assert found["methods"]["agf"]["likeness"] is None
+    assert "rivals of its own choice" in found["failed"]["clrp"]
 
 
 def test_options_of_a_method_are_passed_on(run: Any) -> None:

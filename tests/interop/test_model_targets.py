@@ -18,7 +18,7 @@ from torch import Tensor
 
 import classlens
 from classlens.core.targets import Scalar
-from classlens.errors import TargetError
+from classlens.errors import MethodError
 from classlens.methods import METHODS
 from classlens.methods.agf.terms import highlighted, log_odds
 from networks import build, pictures
@@ -128,7 +128,7 @@ def test_maps_that_are_complete_add_up_to_the_scalars_difference(method: str, to
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in SCALARS])
 def test_methods_that_need_a_class_say_so(method: str) -> None:
-    with pytest.raises(TargetError, match=f"{method} explains a class beside the others: .*'ClassifierOutputSoft"):
+    with pytest.raises(MethodError, match=f"{method} explains a class beside the others: .*'ClassifierOutputSoft"):
         run(ClassifierOutputSoftmaxTarget(1), method, pictures(1))
 
 
@@ -145,7 +145,7 @@ def test_an_explanation_of_a_scalar_has_a_name_a_figure_and_files(tmp_path: Path
         return y[1] - y[2]
 
     e = classlens.explain(build("plain"), pictures(1), [cat_minus_dog, 3], "lrp")
-    assert [e.label(i) for i in e.targets[0].tolist()] == ["cat minus dog", "class 3"]
+    assert [e.name(0, k) for k in range(2)] == ["cat minus dog", "class 3"]
     assert e.probability(0, 0) != e.probability(0, 0)
     headings = [axes.get_title("left") for axes in e.figure().axes]
     assert headings[:3] == ["picture", "cat minus dog", "class 3"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from classlens import render
+from classlens.core.targets import Contrast
 from classlens.errors import MethodError
 from classlens.explanation import Explanation, Report
 from classlens.methods import LayerTrace
@@ -204,6 +209,85 @@ def test_the_figure_shows_photograph_and_overlays() -> None:
 def test_the_colour_bar_says_what_the_colours_mean(signed: bool, ends: set[str]) -> None:
     figure = render.figure(explanation(random_maps(1, 1, 6, 8).abs(), [[0]], signed=signed))
     assert ends <= {text.get_text() for text in figure.texts}
+
+
+def contrast(rivals: tuple[int, ...] | None, rows: int = 1) -> Explanation:
+    shown = explanation(random_maps(rows, 2, 6, 8), [[0, 3]] * rows)
+    asked = ((Contrast(0, rivals), Contrast(3, rivals)),) * rows
+    return replace(shown, asked=asked, logits=torch.tensor([[0.0, 2.0, 1.0, 0.0, 0.0]] * rows))
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_the_figure_says_which_question_was_asked() -> None:
+    assert "evidence for the class" in words(render.figure(explanation(random_maps(1, 1, 6, 8), [[0]])))
+    chance = f"{100 * float(torch.tensor([0.0, 2.0, 1.0, 0.0, 0.0]).softmax(0)[1]):.1f} %"
+    figure = render.figure(contrast((1,)))
+    assert {"evidence for the class rather than espresso", f"rather than espresso ({chance})"} <= words(figure)
+    assert {"for rivals", "for it"} <= words(figure)
+    assert titles(figure)[1][0] == "tabby"
+    figure = render.figure(contrast(None))
+    assert {"rather than its rivals", f"(likeliest: espresso, {chance})"} <= words(figure)
+    compared = render.comparison({"agf": contrast((1, 2))})
+    assert "evidence for the class rather than espresso or $100 bill" in words(compared)
+    assert f"(likeliest: espresso, {chance})" in words(compared)
+
+
+def test_headings_with_rivals_stay_clear_of_panels_and_of_each_other() -> None:
+    """Lines below a heading lie under it and over the picture, on every row of panels."""
+    figure = render.figure(contrast(None, rows=2))
+    figure.canvas.draw()
+    for axes in figure.axes[1:3] + figure.axes[4:6]:
+        boxes = sorted((t.get_window_extent() for t in axes.texts), key=lambda box: box.y0)
+        title = axes.title if axes.get_title() else axes._left_title  # type: ignore[attr-defined]
+        boxes.append(title.get_window_extent())
+        assert boxes[0].y0 >= axes.get_window_extent().y1
+        assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
+    above, below = figure.axes[1], figure.axes[4]
+    assert below._left_title.get_window_extent().y1 <= above.get_window_extent().y0  # type: ignore[attr-defined]
+
+
+def test_the_report_and_the_summary_say_what_was_asked(tmp_path: Path) -> None:
+    shown = contrast((1,))
+    render.save(shown, tmp_path)
+    entry = json.loads((tmp_path / "report.json").read_text())["images"][0]["classes"][0]
+    assert (entry["name"], entry["question"]) == ("tabby", "evidence for tabby rather than espresso")
+    assert (entry["rival"]["name"], entry["rival"]["index"]) == ("espresso", 1)
+    assert entry["rival"]["probability"] == pytest.approx(float(shown.logits[0].softmax(0)[1]))
+    assert (tmp_path / "0-0-tabby-rather-than-espresso.png").exists()
+    with np.load(tmp_path / "maps.npz") as saved:
+        assert saved["names"].tolist() == [["tabby rather than espresso", "crane rather than espresso"]]
+    assert "rather than espresso (" in render.summary(shown).splitlines()[0]
+    assert render.summary(shown).splitlines()[0].endswith(" % of all evidence is for its rivals")
+    plain = render.describe(explanation(random_maps(1, 1, 6, 8), [[1]]))[0]
+    assert (plain["question"], plain["rival"]) == ("evidence for espresso", None)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "absorbed", "text"),
+    [
+        (
+            [0.5, 0.5],
+            [0.5, 0.5],
+            "relevance: 50 % reached the picture, the rest stayed in biases; 0.1 % is unaccounted for",
+        ),
+        (
+            [1e-4, 2e-4],
+            [0.9999, 0.9998],
+            "relevance: 0.01 % to 0.02 % reached the picture, the rest stayed in biases; ",
+        ),
+        ([1.0, 1.0], [0.0, 0.0], "relevance: all of it reached the picture; 0.1 % is unaccounted for"),
+        ([-0.5, 1.0], [0.5, 1.0], "relevance: 0.1 % is unaccounted for"),  # no shares of a whole
+    ],
+)
+def test_how_much_arrived_in_words(arrived: list[float], absorbed: list[float], text: str) -> None:
+    numbers = (torch.tensor([values]).double() for values in ([0.001, 0.0], [1.0, 1.0], arrived, absorbed))
+    report = Report(*numbers, ops={}, seconds=1.0)
+    shown = replace(explanation(random_maps(1, 2, 6, 8), [[0, 1]]), report=report)
+    assert render.arrival_text(shown).startswith(text)
+    assert render.arrival_text(explanation(random_maps(1, 1, 6, 8), [[0]])) == ""
 
 
 def test_long_names_are_cut() -> None:

@@ -149,12 +149,16 @@ def test_maps_that_do_not_matter_to_the_model_are_said_to() -> None:
 def test_what_two_maps_say_of_one_picture() -> None:
     wrong = record("a", 0, truth=1)
     assert words.pair_sentence(wrong, 1, 0.9, ("top", "bottom"), NAMES) == (
-        "90 % of the evidence for the two lies in the same places: the model looks at the right thing and misnames it. "
+        "90 % of the evidence for the two lies in the same places: both classes are found on the same thing. "
         "Of the two, cat leads in the top, dog in the bottom."
     )
-    assert words.pair_sentence(wrong, 1, 0.2, ("top", "top"), NAMES) == (
-        "Only 20 % of the evidence for the two lies in the same places: the classes are found on different things."
+    assert words.pair_sentence(wrong, 1, 0.1, ("top", "top"), NAMES) == (
+        "Only 10 % of the evidence for the two lies in the same places: the classes are found on different things."
     )
+    for overlap in (0.1, 0.9):  # from a contrast, or from maps that are the same for every class, nothing follows
+        assert words.pair_sentence(wrong, 1, overlap, ("top", "top"), NAMES, locates=False) == (
+            f"{words.percent(overlap)} of the evidence for the two lies in the same places."
+        )
     assert words.pair_sentence(wrong, 1, None, ("", ""), NAMES) == "Nothing on this picture speaks for dog."
 
 

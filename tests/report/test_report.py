@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tagged
@@ -11,11 +12,13 @@ from odd import LATIN, REFUSED, SHOWN, odd_files, rename_latin
 from typer.testing import CliRunner
 
 from classlens import explanation
+from classlens.app.studio import samples
 from classlens.cli import app, main
 from classlens.errors import ModelError, NotFiniteError
 from classlens.evaluate import DataError, SettingsError
-from classlens.models import LoadedModel
-from classlens.report import Report, report
+from classlens.explanation import explain
+from classlens.models import LoadedModel, load
+from classlens.report import Report, collect, report
 
 
 def numbers(made: Report) -> dict[str, str]:
@@ -187,3 +190,66 @@ def test_one_picture_whose_map_overflows_does_not_cost_the_others(
     made = report(honest, world / "plain", tmp_path / "r.html", batch_size=4)
     assert list(made.collected.skipped.values()) == ["the map holds NaN or infinite values"]
     assert len(made.collected.records) == 11
+
+
+@pytest.fixture(scope="module")
+def embedded() -> LoadedModel:
+    return load("efficientnet-lite0")
+
+
+def said_of(model: LoadedModel, folder: Path, content: bytes, label: str, method: str) -> str:
+    """What the report says of one picture: of its likeliest class, and of the class that it is labelled."""
+    for name in (label, "tench"):
+        (folder / "pictures" / name).mkdir(parents=True)
+        (folder / "pictures" / name / "one.png").write_bytes(content)
+    made = report(model, folder / "pictures", folder / "r.html", method=method)
+    section = made.path.read_text(encoding="utf-8").split("<section id=confused>")[1].split("</section>")[0]
+    return next(part for part in section.split("<article") if f"true: <b>{label}</b>" in part)
+
+
+def test_two_objects_are_found_on_different_things(embedded: LoadedModel, tmp_path: Path) -> None:
+    said = said_of(embedded, tmp_path, samples()["cat and espresso"], "Egyptian cat", "agf")
+    assert "said: <b>espresso</b>" in said
+    assert "the classes are found on different things" in said
+
+
+@pytest.mark.parametrize("method", ["agf", "gradcam"])
+def test_two_breeds_are_not_found_on_different_things(embedded: LoadedModel, tmp_path: Path, method: str) -> None:
+    said = said_of(embedded, tmp_path, samples()["cat"], "tabby", method)
+    assert "said: <b>Egyptian cat</b>" in said
+    assert "of the evidence for the two lies in the same places" in said
+    assert "different things" not in said
+
+
+@pytest.mark.parametrize("method", ["clrp", "contrastive-excitation-bp", "lrp"])
+def test_nothing_is_concluded_from_a_contrast_or_from_maps_that_are_always_the_same(
+    embedded: LoadedModel, tmp_path: Path, method: str
+) -> None:
+    said = said_of(embedded, tmp_path, samples()["cat and espresso"], "Egyptian cat", method)
+    assert "of the evidence for the two lies in the same places" in said
+    assert "different things" not in said
+    assert "same thing" not in said
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert f"{method} s" in text
+    assert "its maps do not say whether two classes are found on different things" in text
+
+
+def test_the_page_says_which_question_its_maps_answer(world: Path, tmp_path: Path) -> None:
+    for method, words in (("agf", "evidence for the class, by itself"), ("clrp", "evidence for the class, against")):
+        made = report(tagged.make_honest(), world / "plain", tmp_path / "r.html", method=method)
+        assert words in made.path.read_text(encoding="utf-8")
+
+
+def test_the_maps_of_a_pair_are_those_of_the_default_question(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        found = explain(*arguments, **options)
+        asked.extend(target.kind for row in found.asked for target in row)
+        return found
+
+    monkeypatch.setattr(collect, "explain", noted)
+    report(tagged.make_mistaken(), world / "classes", tmp_path / "r.html")
+    assert set(asked) == {"class"}

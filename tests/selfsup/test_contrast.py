@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens import selfsup
-from classlens.errors import ClasslensError, ModelError, TargetError
+from classlens.errors import ClasslensError, MethodError, ModelError, TargetError
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
 from classlens.selfsup.split import split
@@ -185,7 +185,7 @@ def test_a_backbone_is_explained_along_a_direction(mode: str, sign: int) -> None
     assert torch.equal(e.indices, indices)
     torch.testing.assert_close(e.report.started[:, 0], (own * unit).sum(1).double(), rtol=1e-4, atol=1e-6)
     assert float(e.report.conservation.max()) < 1e-4
-    assert e.label(int(e.targets[0, 0])) == "latent"
+    assert e.name() == "latent"
 
 
 def test_a_backbone_likeness_to_the_neighbour() -> None:
@@ -202,7 +202,7 @@ def test_a_backbone_likeness_to_the_neighbour() -> None:
 def test_a_backbone_has_no_classes() -> None:
     with pytest.raises(TargetError, match="has no classes"):
         selfsup.explain(Backbone(), IMAGES, BANK, head="none", targets=3)
-    with pytest.raises(TargetError, match="clrp explains a class"):
+    with pytest.raises(MethodError, match="clrp explains a class"):
         selfsup.explain(Backbone(), IMAGES, BANK, "clrp", head="none")
 
 
@@ -331,3 +331,12 @@ def test_labels_and_precision_of_a_loaded_model() -> None:
     assert e.model == "mine"
     assert e.label(int(e.targets[0, 0])) in "abcde"
     torch.testing.assert_close(e.maps.float(), selfsup.explain(seeded(), IMAGES, BANK).maps, rtol=1e-2, atol=1e-6)
+
+
+def test_a_class_can_be_set_against_others_in_what_differs_from_the_neighbour() -> None:
+    e = selfsup.explain(seeded(), IMAGES, BANK, targets=1, rather_than=2)
+    assert e.name() == "class 1 rather than class 2"
+    assert len(e.asked) == len(IMAGES)
+    assert not torch.equal(e.maps, selfsup.explain(seeded(), IMAGES, BANK, targets=1).maps)
+    with pytest.raises(TargetError, match="only a class can be explained rather than others"):
+        selfsup.explain(Backbone(), IMAGES, BANK, head="none", rather_than=1)

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from classlens import render
-from classlens.app.studio import DEFAULT_METHOD, Picture, Studio
+from classlens.app.studio import DEFAULT_METHOD, Picture, Rivals, Studio
 from classlens.data.images import to_tensor
 from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
@@ -40,6 +40,8 @@ class Panel:
     method: str = ""
     seconds: float = 0.0
     ends: tuple[str, str] = ("against it", "for it")  # what blue and red say
+    rivals: str = ""  # "rather than Egyptian cat (14.9 %)", where the class is set against others
+    arrived: str = ""  # how much relevance is in the map
 
     @property
     def is_difference(self) -> bool:
@@ -65,6 +67,12 @@ class Wish:
     rival: int  # the class it is compared with
     method: str
     methods: tuple[str, ...]
+    rather_than: Rivals = None  # None: evidence for the class by itself
+
+    @property
+    def rivals(self) -> Rivals:
+        """What its view asks for: two classes are compared by the evidence for each, never by a contrast."""
+        return None if self.view == "two" else self.rather_than
 
 
 # -------------------------------------------------------------------------------------------------------- panels
@@ -83,11 +91,11 @@ def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel 
         yield from _several_methods(studio, picture, wish)
     else:
         method = agf_method(wish.method) if wish.view == "layers" else wish.method
-        yield [_panel(studio, picture, wish.model, wish.index, method)]
+        yield [_panel(studio, picture, wish.model, wish.index, method, wish.rivals)]
 
 
 def _two_classes(studio: Studio, picture: Picture, wish: Wish) -> list[Panel | Blank]:
-    """Where two classes are found, and what speaks for the one rather than the other."""
+    """Where two classes are found, each by itself, and where the maps differ."""
     if wish.index == wish.rival:
         raise TargetError("both classes are the same; pick another one to compare with")
     one, two = (_panel(studio, picture, wish.model, index, wish.method) for index in (wish.index, wish.rival))
@@ -104,7 +112,7 @@ def _several_methods(studio: Studio, picture: Picture, wish: Wish) -> Iterator[l
     for i, method in enumerate(wish.methods):
         yield shown
         try:
-            found = _panel(studio, picture, wish.model, wish.index, method)
+            found = _panel(studio, picture, wish.model, wish.index, method, wish.rivals)
         except ClasslensError as error:
             shown[i] = Blank(method, str(error))
         else:
@@ -128,11 +136,22 @@ def agf_method(method: str) -> str:
     return method if same else DEFAULT_METHOD
 
 
-def _panel(studio: Studio, picture: Picture, model: str, index: int, method: str) -> Panel:
-    e = studio.explain(picture, model, index, method)
-    words = render.probability_text(studio.probability(picture, model, index))
-    ends = ("against it", "for it") if e.signed else ("nothing", "for it (a method without “against”)")
-    return Panel(e.label(index), words, e.maps[0, 0], e.signed, index, e.label(index), method, e.report.seconds, ends)
+def _panel(studio: Studio, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> Panel:
+    e = studio.explain(picture, model, index, method, rather_than)
+    against = "against it" if rather_than is None else "for its rivals"
+    return Panel(
+        title=e.label(index),
+        note=render.probability_text(studio.probability(picture, model, index)),
+        evidence=e.maps[0, 0],
+        signed=e.signed,
+        index=index,
+        name=e.name(),
+        method=method,
+        seconds=e.report.seconds,
+        ends=(against, "for it") if e.signed else ("nothing", "for it (a method without “against”)"),
+        rivals=render.rival_text(e, 0, 0),
+        arrived=render.arrival_text(e),
+    )
 
 
 # --------------------------------------------------------------------------------------------------- as pictures
@@ -169,8 +188,13 @@ def sheet(view: Image.Image, panels: Sequence[Panel | Blank], about: str, opacit
     drawn = [panel for panel in panels if isinstance(panel, Panel)]
     for panel in drawn:
         note = f"red: {panel.ends[1]}, blue: {panel.ends[0]}" if panel.is_difference else panel.note
-        tiles.append((f"{panel.title}  ({note})", blend(view, panel.evidence, panel.signed, opacity)))
-    kinds = dict.fromkeys("red: for, blue: against" if panel.signed else "yellow: for" for panel in drawn)
+        title = f"{panel.title} {panel.rivals}" if panel.rivals else f"{panel.title}  ({note})"
+        tiles.append((title, blend(view, panel.evidence, panel.signed, opacity)))
+    kinds = dict.fromkeys(
+        f"red: {panel.ends[1]}, blue: {panel.ends[0]}" if panel.signed else "yellow: for it"
+        for panel in drawn
+        if not panel.is_difference
+    )
     columns = min(4, len(tiles))
     rows = -(-len(tiles) // columns)
     size = (3.2 * columns, (3.2 * view.height / view.width + 0.35) * rows + 0.3)

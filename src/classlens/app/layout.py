@@ -99,6 +99,7 @@ class Parts:
         gr.HTML(markup.piece("says"), elem_id="says")
         self.bars = gr.HTML("", js_on_load=_BARS_JS, elem_id="bars")
         self.search = gr.Dropdown([], label="Or any other class", elem_id="search", interactive=True)
+        self.question = gr.Dropdown([], label="Evidence for", elem_id="question", interactive=True)
 
     def _views(self) -> None:
         self.tabs: dict[str, gr.Tab] = {}

@@ -59,13 +59,18 @@ def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture
 def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading above a map: whose evidence for what, and where it lies."""
     maps = [panel for panel in panels if isinstance(panel, Panel)]
-    shown = [(panel.title, render.where(panel.evidence, panel.signed)) for panel in maps]
+    shown = [(p.title, _after(p.rivals), render.where(p.evidence, p.signed, bool(p.rivals)), p.arrived) for p in maps]
     return piece("lead_one", model=model, found=shown)
 
 
-def lead(view: str, name: str, rival: str) -> Markup:
+def lead(view: str, name: str, rival: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading of the other views."""
-    return piece("lead", view=view, name=name, rival=rival)
+    than = next((panel.rivals for panel in panels if isinstance(panel, Panel) and panel.rivals), "")
+    return piece("lead", view=view, name=name, rival=rival, than=_after(than))
+
+
+def _after(words: str) -> str:
+    return f" {words}" if words else ""
 
 
 def figure(lead: str, png: bytes) -> Markup:

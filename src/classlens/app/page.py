@@ -17,11 +17,13 @@ from classlens.app import actions, markup
 from classlens.app.actions import Blank, Panel, Wish
 from classlens.app.layout import OPACITY_JS, SAVE_JS, Parts
 from classlens.app.studio import OutOfDate, Picture, Studio, decode, pick_sample, samples, too_large
+from classlens.core.targets import RIVALS
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
 
 _ROWS = 8  # class bars
 _AT_ONCE = 4  # drawings; more wait in the queue
+ITSELF = "itself"  # the question for evidence for the class, whatever else it speaks for
 _BUG = "something went wrong; the terminal of the server says what"
 
 Updates = dict[Any, Any]  # part of the page -> its new value
@@ -40,10 +42,11 @@ def build(studio: Studio) -> gr.Blocks:
 
 
 def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
-    about_picture = [parts.picture, parts.chosen, parts.search, parts.rival, parts.notice]
+    about_picture = [parts.picture, parts.chosen, parts.search, parts.rival, parts.question, parts.notice]
     classes = [parts.picture, parts.model, parts.chosen, parts.rival]
     choice = [parts.chosen, parts.rival, parts.notice]
-    looks = [parts.view, parts.method, parts.opacity]
+    looks = [parts.view, parts.method, parts.opacity, parts.question]
+    settings = (parts.rival, parts.question, parts.method, parts.methods)
     steps: list[tuple[Any, ...]] = [
         (page.load, do.open_first, [parts.model], about_picture),
         (parts.drop.upload, do.receive, [parts.model], about_picture),
@@ -52,9 +55,9 @@ def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
         (parts.bars.select, do.pick, classes, choice),
         (parts.search.input, do.pick_named, [*classes, parts.search], choice),
         *((tab.select, do.look(view), None, looks) for view, tab in parts.tabs.items()),
-        *((part.input, do.clear, None, [parts.notice]) for part in (parts.rival, parts.method, parts.methods)),
+        *((part.input, do.clear, None, [parts.notice]) for part in settings),
     ]
-    wanted = [parts.picture, parts.model, parts.view, parts.chosen, parts.rival, parts.method, parts.methods]
+    wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings]
     drawn = [parts.bars, parts.notice, *parts.stages.values()]
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     stages = list(parts.stages.values())
@@ -136,13 +139,14 @@ class Handlers:
         return self._show(_there(picture), model)
 
     def _show(self, picture: Picture, model: str) -> Updates:
-        likely = [index for index, _ in self.studio.likeliest(picture, model, 2)]
+        likely = [index for index, _ in self.studio.likeliest(picture, model, _ROWS)]
         names = [(f"{name}  ·  {i}", i) for i, name in enumerate(self.studio.labels(picture, model))]
         return {
             self.parts.picture: picture,
             self.parts.chosen: likely[0],
             self.parts.search: gr.update(choices=names, value=None, label=f"Or any other of its {len(names)} classes"),
-            self.parts.rival: gr.update(choices=names, value=likely[-1]),
+            self.parts.rival: gr.update(choices=names, value=likely[:2][-1]),
+            self.parts.question: gr.update(choices=questions(names, likely), value=ITSELF),
         }
 
     # -------------------------------------------------------------------------------------------------- classes
@@ -176,16 +180,17 @@ class Handlers:
             self.parts.view: view,
             self.parts.method: gr.update(visible=view != "methods"),
             self.parts.opacity: gr.update(visible=view != "layers"),
+            self.parts.question: gr.update(visible=view != "two"),
         }
 
     def draw(
-        self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None, method: str,
-        methods: list[str], progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
+        self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None,
+        question: int | str, method: str, methods: list[str], progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
     ) -> Iterator[Updates]:  # fmt: skip
         """Bring the page up to what is wanted; panels appear one by one, until something else is wanted."""
         if picture is None:
             return
-        wish = _wish(model, view, index, rival, method, methods)
+        wish = _wish(model, view, index, rival, question, method, methods)
         still_wanted = turn.take()
 
         def tell(label: str, done: int, total: int) -> None:
@@ -205,7 +210,7 @@ class Handlers:
                     break
                 # The bars once more: of two answers in quick succession a browser may show but the second.
                 yield bars | {self.parts.stages[view]: self._stage(picture, wish, panels)}
-            if view in ("one", "two") and self.studio.is_quick(picture, model, index, method):
+            if view in ("one", "two") and self.studio.is_quick(picture, model, index, method, wish.rivals):
                 self.studio.prefetch(picture, model, _ROWS, method)
         except OutOfDate:
             return
@@ -223,13 +228,14 @@ class Handlers:
         labels, view = self.studio.labels(picture, wish.model), picture.views[wish.model]
         if wish.view == "one":
             return markup.stage(markup.found(wish.model, panels), view, panels, picture=True)
-        lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival])
+        lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival], panels)
         if wish.view == "layers":
             return markup.figure(lead, self._decomposition(picture, wish))
         return markup.stage(lead, view, panels)
 
     def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
-        return self.studio.decomposition(picture, wish.model, wish.index, actions.agf_method(wish.method))
+        method = actions.agf_method(wish.method)
+        return self.studio.decomposition(picture, wish.model, wish.index, method, wish.rather_than)
 
     # ----------------------------------------------------------------------------------------------- downloads
 
@@ -263,5 +269,15 @@ def _there(picture: Picture | None) -> Picture:
     return picture
 
 
-def _wish(model: str, view: str, index: int, rival: int | None, method: str, methods: list[str]) -> Wish:
-    return Wish(model, view, index, index if rival is None else rival, method, tuple(methods))
+def questions(names: Sequence[tuple[str, int]], likely: Sequence[int]) -> list[tuple[str, int | str]]:
+    """What can be asked about the chosen class, in words and as the page sends it; likely rivals come first."""
+    rivals = [names[i] for i in likely] + [found for found in names if found[1] not in likely]
+    first = [("the class", ITSELF), ("the class rather than its rivals", RIVALS)]
+    return [*first, *((f"rather than {name}", index) for name, index in rivals)]
+
+
+def _wish(
+    model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str]
+) -> Wish:
+    compared, than = index if rival is None else rival, None if question == ITSELF else question
+    return Wish(model, view, index, compared, method, tuple(methods), than)

@@ -38,6 +38,7 @@ _QUICK = 3.0  # seconds: what takes longer is not computed ahead
 _KEPT = 256 * 2**20  # bytes of maps kept for the next click
 
 T = TypeVar("T")
+Rivals = int | str | None  # a class to set another against, "rivals" for all others, or nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,20 +99,22 @@ class Studio:
         """The probability of a class: softmax, or sigmoid of a network with several classes in a picture."""
         return float(self._shares(picture, model)[index])
 
-    def explain(self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD) -> Explanation:
+    def explain(
+        self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD, rather_than: Rivals = None
+    ) -> Explanation:
         """The explanation of one class; at once if it was asked for lately."""
         if method not in METHODS:  # a request may hold anything
             raise MethodError("there is no such method; pick one of the list")
         classes = self._logits(picture, model).shape[1]
         if not 0 <= index < classes:
             raise TargetError(f"there is no class {index}; {model} has {classes}")
-        key = (picture.digest, model, method, str(index))
-        make = partial(explain, self.models[model], picture.inputs[model], index, method)
+        key = (picture.digest, model, method, str(index), f"than {rather_than}")
+        make = partial(explain, self.models[model], picture.inputs[model], index, method, rather_than=rather_than)
         return self._keep(key, make, lambda e: e.maps.nbytes + e.pictures.nbytes)
 
-    def is_quick(self, picture: Picture, model: str, index: int, method: str) -> bool:
+    def is_quick(self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> bool:
         """Whether another class would be explained while a visitor still looks at this one."""
-        return self.explain(picture, model, index, method).report.seconds < _QUICK
+        return self.explain(picture, model, index, method, rather_than).report.seconds < _QUICK
 
     def prefetch(self, picture: Picture, model: str, count: int, method: str = DEFAULT_METHOD) -> None:
         """Compute the likeliest classes in the background; what an earlier call left undone is dropped."""
@@ -124,14 +127,15 @@ class Studio:
                 return
             self.explain(picture, model, index, method)
 
-    def decomposition(self, picture: Picture, model: str, index: int, method: str) -> bytes:
+    def decomposition(self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> bytes:
         """The terms of AGF, layer by layer, as a PNG (`classlens explain --trace` draws the same)."""
 
         def draw() -> bytes:
-            traced = explain(self.models[model], picture.inputs[model], index, method, trace=True)
-            return render.png(render.decomposition(traced))
+            asked = (self.models[model], picture.inputs[model], index, method)
+            return render.png(render.decomposition(explain(*asked, rather_than=rather_than, trace=True)))
 
-        return self._keep((picture.digest, model, method, str(index), "decomposition"), draw, len)
+        key = (picture.digest, model, method, str(index), f"than {rather_than}", "decomposition")
+        return self._keep(key, draw, len)
 
     def close(self) -> None:
         """Let go of what is still to be computed."""

@@ -12,7 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from classlens.cli.bar import Bar
-from classlens.cli.options import AsJson, Classes, Device, ModelName, Weights, load_model, targets_of
+from classlens.cli.options import (
+    AsJson,
+    Classes,
+    Device,
+    ModelName,
+    RatherThan,
+    Weights,
+    load_model,
+    rivals_of,
+    targets_of,
+)
 from classlens.errors import ClasslensError
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ def compare(
     top: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 2]")
     ] = None,
+    rather_than: RatherThan = None,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     device: Device = "auto",
@@ -40,6 +51,8 @@ def compare(
         classlens compare photo.jpg --class tabby --class espresso
 
         classlens compare photo.jpg --class tabby --class espresso --methods all
+
+        classlens compare photo.jpg --class tabby --rather-than rivals
 
     The table says how alike each method's maps of the classes are (their correlation): near 1, it shows the same
     whatever is asked.
@@ -53,7 +66,7 @@ def compare(
     targets = targets_of(classes, top, default=2)
     loaded = load_model(model, weights, device)
     found = Comparison({}, {})
-    steps = comparing(loaded, image, targets, names)
+    steps = comparing(loaded, image, targets, names, rivals_of(rather_than))
     with Bar() as bar:
         for number, name in enumerate(names):
             bar(name, number, len(names))
@@ -96,7 +109,8 @@ def _show_comparison(found: Comparison, out: Path) -> None:
         verdict = "" if alike is None else f"{alike:.2f}" + (" (not told apart)" if alike > ALIKE else "")
         for k, about in enumerate(render.describe(e)):
             lead = (escape(name), f"{e.report.seconds:.1f}", verdict) if k == 0 else ("", "", "")
-            table.add_row(*lead, escape(about["name"]), about["where"])
+            asked = " ".join(word for word in (about["name"], render.rival_text(e, 0, k)) if word)
+            table.add_row(*lead, escape(asked), about["where"])
     for name, reason in found.failures.items():
         table.add_row(escape(name), "–", "", "", f"[dim]{escape(reason)}[/]")
     Console().print(table)

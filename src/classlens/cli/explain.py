@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classlens.cli.bar import Bar
-from classlens.cli.options import AsJson, Classes, Device, ModelName, Weights, complain, load_model, targets_of
+from classlens.cli.options import (
+    AsJson,
+    Classes,
+    Device,
+    ModelName,
+    RatherThan,
+    Weights,
+    complain,
+    load_model,
+    rivals_of,
+    targets_of,
+)
 from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
@@ -29,6 +40,7 @@ def explain(
     top: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
     ] = None,
+    rather_than: RatherThan = None,
     multilabel: Annotated[
         bool, typer.Option("--multilabel", help="Explain every class that a multi-label network finds.")
     ] = False,
@@ -52,6 +64,8 @@ def explain(
 
         classlens explain photo.jpg --class tabby --class espresso
 
+        classlens explain photo.jpg --class tabby --rather-than "Egyptian cat"
+
         classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
 
         classlens explain photo.jpg --model runs/voc --multilabel
@@ -63,8 +77,10 @@ def explain(
     from classlens.data.images import ahead
 
     images = _pictures(images)
-    if multilabel and (classes or top):
-        raise typer.BadParameter("--multilabel finds the classes by itself; give it without --class and --top")
+    if multilabel and (classes or top or rather_than):
+        raise typer.BadParameter(
+            "--multilabel finds the classes by itself; give it without --class, --top and --rather-than"
+        )
     targets = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     loaded = load_model(model, weights, device)
     if multilabel and not loaded.multilabel:
@@ -79,10 +95,11 @@ def explain(
         for number, (image, folder, read) in enumerate(jobs):
             bar(image.name, number, len(images))
             try:
-                explanation = classlens.explain(loaded, read()[None], targets, method, trace=trace)
+                asked: dict[str, Any] = {"rather_than": rivals_of(rather_than), "trace": trace}
+                explanation = classlens.explain(loaded, read()[None], targets, method, **asked)
                 written = _save(explanation, folder, trace, multilabel)
             except (ImageError, TargetError) as error:
-                if isinstance(error, TargetError) and not multilabel:
+                if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
                     raise  # it would be said again of every image
                 with bar.aside():
                     complain(str(error))
@@ -164,8 +181,11 @@ def _document(explanation: Explanation, image: Path, written: Sequence[Path]) ->
 def _show(explanation: Explanation, image: Path, folder: Path, multilabel: bool) -> None:
     from classlens import render
 
-    typer.echo(f"{image}  ({explanation.model}, {explanation.method}, {explanation.report.seconds:.1f} s)")
+    run = f"{explanation.model}, {explanation.method}, {explanation.report.seconds:.1f} s"
+    typer.echo(f"{image}  {render.question_text(explanation)}  ({run})")
     typer.echo(render.summary(explanation))
+    if arrived := render.arrival_text(explanation):
+        typer.echo(f"  {arrived}")
     for note in explanation.report.notes:
         typer.echo(f"  note: {note}")
     typer.echo(f"  -> {folder / 'figure.png'}")

@@ -25,6 +25,13 @@ Weights = Annotated[str, typer.Option(help="`default` (the published ones), `non
 Classes = Annotated[
     list[str] | None, typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
 ]
+RatherThan = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|INDEX|rivals",
+        help="Evidence for the class rather than for this one; can be repeated; `rivals` are all other classes.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")]
@@ -46,6 +53,11 @@ def targets_of(classes: list[str] | None, top: int | None, default: int) -> Targ
     import classlens
 
     return [classes] if classes else classlens.top(top or default)
+
+
+def rivals_of(given: list[str] | None) -> list[str] | str | None:
+    """What --rather-than asks for: one rival, or `rivals`, as it is; several as a list."""
+    return given[0] if given and len(given) == 1 else given
 
 
 def set_threads(threads: int | None) -> None:

@@ -15,7 +15,19 @@ from rich.console import Console
 from classlens.cli.bar import Bar
 from classlens.cli.explain import folders_for
 from classlens.cli.flags import add_command, options_given
-from classlens.cli.options import AsJson, Device, ModelName, Seed, Threads, Weights, complain, load_model, set_threads
+from classlens.cli.options import (
+    AsJson,
+    Device,
+    ModelName,
+    RatherThan,
+    Seed,
+    Threads,
+    Weights,
+    complain,
+    load_model,
+    rivals_of,
+    set_threads,
+)
 from classlens.cli.selfsup_train import probe, train
 from classlens.errors import ImageError
 
@@ -144,6 +156,7 @@ def explain(
             "to the neighbour.  [default: the likeliest of the contrast]", show_default=False,
         ),
     ] = None,
+    rather_than: RatherThan = None,
     metric: Near = Metric.euclidean,
     reading: Read = Reading.literal,
     head: Head = None,
@@ -168,7 +181,8 @@ def explain(
 
     loaded = load_model(model, weights, device)
     targets: Any = classes[0] if classes and len(classes) == 1 else [classes] if classes else None
-    options = {"targets": targets, "metric": metric.value, "reading": reading.value, "head": head}
+    options: dict[str, Any] = {"targets": targets, "rather_than": rivals_of(rather_than)}
+    options |= {"metric": metric.value, "reading": reading.value, "head": head}
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     with Bar() as bar, reporting(bar):
@@ -299,8 +313,8 @@ def _document(found: Contrast, image: Path, written: list[Path]) -> dict[str, An
     plain = found.without
     return {
         "path": str(image),
-        "class": found.label(int(found.targets[0, 0])),
-        "class_without": None if plain is None else plain.label(int(plain.targets[0, 0])),
+        "class": found.name(),
+        "class_without": None if plain is None else plain.name(),
         "neighbour": found.neighbours[0],
         "distance": float(found.distances[0]),
         "report": found.report.to_json(),

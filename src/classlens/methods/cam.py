@@ -199,7 +199,7 @@ def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result
     "finer-cam",
     family="activation maps",
     summary="Grad-CAM of what sets a class apart from those most like it",
-    class_specific=True, signed=False, conserves=False,
+    class_specific=True, signed=False, contrastive=True, conserves=False,
     paper="Zhang et al.: Finer-CAM, CVPR 2025",
 )  # fmt: skip
 def finer_cam(case: Case, alpha: float = 0.6, similar: int = 3, layer: str | None = None, shallower: int = 0) -> Result:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, Value
 from classlens.core.rules.propagate import Sweep
-from classlens.core.targets import OfClass, Scalar, directions, picked, scores
+from classlens.core.targets import OfClass, Target, directions, picked, scores
 from classlens.errors import MethodError
 
 
@@ -34,7 +34,7 @@ class Case:
     targets: Tensor  # (B,K) class indices; negative ones stand for `scalars`
     output: Picker = None
     trace: bool = False
-    scalars: tuple[Scalar, ...] = ()  # numbers made of the logits; only for methods that take them
+    scalars: tuple[Target, ...] = ()  # those that are no class; only for methods that take them
     multilabel: bool = False  # each class has a probability of its own, so classes do not compete
     once: bool = False  # the tape serves this one method, which may use it up
 
@@ -119,8 +119,14 @@ class Method:
     conserves: bool  # on ReLU-like networks the map sums to what was put in, up to what the report says
     paper: str
     options: tuple[str, ...] = field(default=())
-    scalars: bool = False  # also explains numbers that a callable makes of the logits
+    scalars: bool = False  # also explains other numbers made of the logits: a callable's, a contrast
     layers: bool = True  # looks inside the network; else image and logits are enough
+    contrastive: bool = False  # sets the class against others by construction, whatever is asked
+
+    @property
+    def locates(self) -> bool:
+        """Whether its maps of two classes may be compared: each shows the evidence for its class by itself."""
+        return self.class_specific and not self.contrastive
 
 
 METHODS: dict[str, Method] = {}
@@ -128,7 +134,7 @@ METHODS: dict[str, Method] = {}
 
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
-    scalars: bool = False, layers: bool = True,
+    scalars: bool = False, layers: bool = True, contrastive: bool = False,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Put a function (Case, **options) -> Result into the registry.
 
@@ -139,7 +145,7 @@ def method(
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
         METHODS[name] = Method(
-            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers
+            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive
         )
         return run
 

@@ -185,7 +185,7 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
 
 @method(
     "clrp", family=FAMILY, summary="LRP of the class minus LRP of all other classes",
-    class_specific=True, signed=True, conserves=False,
+    class_specific=True, signed=True, contrastive=True, conserves=False,
     paper="Gu, Yang, Tresp: Understanding Individual Decisions of CNNs via Contrastive Backpropagation, ACCV 2018",
 )  # fmt: skip
 def clrp(case: Case, variant: str = "default") -> Result:
@@ -201,7 +201,7 @@ def clrp(case: Case, variant: str = "default") -> Result:
 
 @method(
     "sglrp", family=FAMILY, summary="LRP of the class minus LRP of the others, weighted by their probability",
-    class_specific=True, signed=True, conserves=False,
+    class_specific=True, signed=True, contrastive=True, conserves=False,
     paper="Iwana, Kuroki, Uchida: Explaining CNNs using Softmax Gradient LRP, ICCV-W 2019",
 )  # fmt: skip
 def sglrp(case: Case, variant: str = "default") -> Result:
@@ -282,7 +282,7 @@ def excitation_bp(case: Case) -> Result:
 @method(
     "contrastive-excitation-bp", family=FAMILY,
     summary="excitation of the class minus excitation of its opposite (the last layer's weights negated)",
-    class_specific=True, signed=True, conserves=True, scalars=True, paper=EXCITATION_PAPER,
+    class_specific=True, signed=True, contrastive=True, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def contrastive_excitation_bp(case: Case) -> Result:
     """The two walks differ in their first step only, so one sweep from there carries the difference."""

@@ -4,9 +4,19 @@ from classlens.files import write_text
 from classlens.render.colours import RGB, heatmap, overlay, scaled
 from classlens.render.figures import comparison, decomposition, figure, segmentation
 from classlens.render.save import notebook_png, png, save, write_png
-from classlens.render.words import describe, probability_text, shares, summary, where
+from classlens.render.words import (
+    arrival_text,
+    describe,
+    probability_text,
+    question_text,
+    rival_text,
+    shares,
+    summary,
+    where,
+)
 
 __all__ = [
-    "RGB", "comparison", "decomposition", "describe", "figure", "heatmap", "notebook_png", "overlay", "png",
-    "probability_text", "save", "scaled", "segmentation", "shares", "summary", "where", "write_png", "write_text",
+    "RGB", "arrival_text", "comparison", "decomposition", "describe", "figure", "heatmap", "notebook_png", "overlay",
+    "png", "probability_text", "question_text", "rival_text", "save", "scaled", "segmentation", "shares", "summary",
+    "where", "write_png", "write_text",
 ]  # fmt: skip

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from classlens.errors import MethodError
 from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, overlay, pixels_of, to_bytes
-from classlens.render.panels import QUIET, draw, foot, head, panels
-from classlens.render.words import percent, probability_text, target_name
+from classlens.render.panels import QUIET, caption, draw, foot, head, panels
+from classlens.render.words import class_name, percent, probability_text, question_text, rival_text
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
@@ -43,17 +43,32 @@ def figure(explanation: Explanation) -> Figure:
     """
     rows, classes, height, width = explanation.maps.shape
     signed = explanation.signed
-    fig, axes = panels(rows, 1 + classes, height / width)
+    rivals = [[_lines(rival_text(explanation, row, k), 46) for k in range(classes)] for row in range(rows)]
+    fig, axes = panels(rows, 1 + classes, height / width, lines=max(len(text) for row in rivals for text in row))
     for row in range(rows):
         picture = explanation.pictures[row]
         draw(axes[row][0], pixels_of(picture))
         head(axes[row][0], "picture")
         for k in range(classes):
             draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
-            head(axes[row][1 + k], target_name(explanation, row, k), probability_text(explanation.probability(row, k)))
-    ends = ("against" if signed else "none", "for")
-    foot(fig, (explanation.method, explanation.model), legend(signed), ends)
+            chance = probability_text(explanation.probability(row, k))
+            head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
+    about = (explanation.method, explanation.model)
+    foot(fig, question_text(explanation), about, legend(signed), _ends(explanation))
     return fig
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """Words on lines of so many characters; brackets begin a new one where all does not fit on the first."""
+    parts = [text] if len(text) <= width else text.replace(" (", "\n(").splitlines()
+    return [line for part in parts for line in textwrap.wrap(part, width)]
+
+
+def _ends(explanation: Explanation) -> tuple[str, str]:
+    """What the ends of the colours say."""
+    if not explanation.signed:
+        return "none", "for"
+    return ("for rivals", "for it") if explanation.likeliest_rival(0, 0) else ("against", "for")
 
 
 def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, str] | None = None) -> Figure:
@@ -69,10 +84,13 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
     _, classes, height, width = first.maps.shape
     methods = [*explanations, *failures]
     blocks = [methods[i : i + _ABREAST] for i in range(0, len(methods), _ABREAST)]
-    fig, axes = panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0)
+    rivals = [_lines(rival_text(first, 0, k), 36) for k in range(classes)]
+    lines = max(map(len, rivals))
+    fig, axes = panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0, lines=lines)
     for row, (block, k) in enumerate(itertools.product(blocks, range(classes))):
         draw(axes[row][0], pixels_of(first.pictures[0]))
-        head(axes[row][0], target_name(first, 0, k), probability_text(first.probability(0, k)), size=8.5)
+        chance = probability_text(first.probability(0, k))
+        head(axes[row][0], class_name(first, 0, k), chance, size=8.5, below=rivals[k])
         for panel, method in itertools.zip_longest(axes[row][1:], block):
             if method in explanations:
                 e = explanations[method]
@@ -83,7 +101,7 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
                 head(panel, method or "", size=8.5)
                 text = "\n".join(textwrap.wrap(failures.get(method or "", ""), 32))
                 panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=7, color=QUIET, parse_math=False)
-    foot(fig, (first.model,), legend(True), ends=("against", "for"))
+    foot(fig, question_text(first), (first.model,), legend(True), _ends(first))
     return fig
 
 
@@ -106,7 +124,7 @@ def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int =
     step = min(0.11, 0.96 / (classes + 1))
     for k in range(classes + 1):
         y = 0.97 - k * step
-        name = "none of them" if k == classes else target_name(explanation, row, k)
+        name = "none of them" if k == classes else explanation.name(row, k)
         chance = "" if k == classes else probability_text(explanation.probability(row, k))
         colour = (0.8, 0.8, 0.8) if k == classes else colours[k + 1]
         share = float((labels == (0 if k == classes else k + 1)).mean())
@@ -114,9 +132,7 @@ def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int =
         key.text(0.11, y, name, va="center_baseline", fontsize=10, fontweight="bold", parse_math=False)
         text = f"{chance},  {percent(share)} of the picture" if chance else f"{percent(share)} of the picture"
         key.text(1.0, y, text, va="center_baseline", ha="right", fontsize=9, color=QUIET)
-    words = "  ·  ".join(word for word in (explanation.method, explanation.model) if word)
-    start, inches = photo.get_position().x0, fig.get_size_inches()[1]
-    fig.text(start, 0.235 / inches, words, va="center_baseline", fontsize=9, color=QUIET, parse_math=False)
+    caption(fig, question_text(explanation), (explanation.method, explanation.model))
     return fig
 
 
@@ -139,8 +155,7 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
         size = "×".join(map(str, layer.terms["C"].shape[-2:]))
         axes[i][0].set_ylabel(f"{layer.name}\n{size}", fontsize=8, color=QUIET, parse_math=False)
     bar = heatmap(np.linspace(-1.0, 1.0, 256)[None, :])
-    about = (target_name(explanation, row, k), explanation.method, explanation.model)
-    foot(fig, about, bar, ends=("against", "for"))
+    foot(fig, explanation.question(row, k), (explanation.method, explanation.model), bar, _ends(explanation))
     return fig
 
 

@@ -3,7 +3,7 @@
 >>> fig, ((photo, evidence),) = panels(rows=1, columns=2, aspect=1.0)
 >>> draw(photo, pixels_of(picture))
 >>> head(photo, "picture")
->>> foot(fig, ("agf", "resnet50"), legend(signed=True), ("against", "for"))
+>>> foot(fig, "evidence for the class", ("agf", "resnet50"), legend(signed=True), ("against", "for"))
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ _DPI = 150
 _MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
 _PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
 _MAX_NAME = 27  # characters that fit above a panel beside the probability
+_LINE, _POINTS = 12, 72  # points of a line below a heading, and of an inch
 
 
 def panels(
-    rows: int, columns: int, aspect: float, panel: float = _PANEL, left: float = _MARGIN
+    rows: int, columns: int, aspect: float, panel: float = _PANEL, left: float = _MARGIN, lines: int = 0
 ) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure with a grid of panels, each `panel` inches wide, and room for headings and a foot."""
-    step = panel * aspect + _HEADING
+    """An empty figure with a grid of panels, each `panel` inches wide, and room for headings and a foot.
+
+    `lines` are those below the headings.
+    """
+    step = panel * aspect + _HEADING + lines * _LINE / _POINTS
     width = left + columns * (panel + _GAP) - _GAP + _MARGIN
     height = rows * step + _MARGIN / 2 + _FOOT
     fig = Figure(figsize=(width, height), dpi=min(_DPI, _MAX_PIXELS / max(width, height)), facecolor="white")
@@ -49,16 +53,25 @@ def draw(axes: Axes, pixels: RGB, interpolation: str = "bicubic") -> None:
     axes.spines[:].set_visible(False)
 
 
-def head(axes: Axes, left: str, right: str = "", size: float = 10.5) -> None:
-    """A name above a panel, bold on the left, and a remark on the right: `head(panel, "tabby", "14.2 %")`."""
+def head(axes: Axes, left: str, right: str = "", size: float = 10.5, below: Sequence[str] = ()) -> None:
+    """A name above a panel, bold on the left, and a remark on the right: `head(panel, "tabby", "14.2 %")`.
+
+    `below` are small lines between them and the panel.
+    """
+    pad = 5 + _LINE * len(below)
     name = left if len(left) <= _MAX_NAME else left[: _MAX_NAME - 1].rstrip() + "…"
     # A class may be called "$100 bill": names are no formulas.
-    axes.set_title(name, loc="left", fontsize=size, fontweight="bold", pad=5, parse_math=False)
-    axes.set_title(right, loc="right", fontsize=size - 1, color=QUIET, pad=5)
+    axes.set_title(name, loc="left", fontsize=size, fontweight="bold", pad=pad, parse_math=False)
+    axes.set_title(right, loc="right", fontsize=size - 1, color=QUIET, pad=pad)
+    for i, line in enumerate(reversed(below)):
+        axes.annotate(
+            line, (0, 1), (0, 5 + _LINE * i), xycoords="axes fraction", textcoords="offset points",
+            fontsize=size - 1.5, color=QUIET, parse_math=False,
+        )  # fmt: skip
 
 
-def foot(fig: Figure, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:
-    """What was run, and a small bar that says what the colours mean."""
+def foot(fig: Figure, question: str, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:
+    """What was asked and what was run, and a small bar that says what the colours mean."""
     width, height = fig.get_size_inches()
     length, thickness, middle = 1.5, 0.13, 0.235  # inches
     x = width - _MARGIN - 0.3 - length
@@ -67,6 +80,11 @@ def foot(fig: Figure, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> 
     axes.set_axis_off()
     for text, edge, side in ((ends[0], x - 0.07, "right"), (ends[1], x + length + 0.07, "left")):
         fig.text(edge / width, middle / height, text, ha=side, va="center_baseline", fontsize=9, color=QUIET)
-    words = "  ·  ".join(word for word in about if word)
-    start = fig.axes[0].get_position().x0
-    fig.text(start, middle / height, words, va="center_baseline", fontsize=9, color=QUIET, parse_math=False)
+    caption(fig, question, about)
+
+
+def caption(fig: Figure, question: str, about: Sequence[str]) -> None:
+    """Two lines in the lower left corner: `caption(fig, "evidence for the class", ("agf", "resnet50"))`."""
+    start, height = fig.axes[0].get_position().x0, fig.get_size_inches()[1]
+    for line, y in ((question, 0.315), ("  ·  ".join(word for word in about if word), 0.145)):  # inches
+        fig.text(start, y / height, line, va="center_baseline", fontsize=9, color=QUIET, parse_math=False)

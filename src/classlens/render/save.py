@@ -41,7 +41,7 @@ def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]
     paths = []
     for row, k in np.ndindex(*explanation.targets.shape):
         index = int(explanation.targets[row, k])
-        path = target / f"{row}-{index}-{_slug(explanation.label(index))}.png"
+        path = target / f"{row}-{index}-{_slug(explanation.name(row, k))}.png"
         pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
         paths.append(write_png(path, pixels))
     paths.append(write_png(target / "figure.png", figure(explanation)))
@@ -79,7 +79,8 @@ def _slug(label: str) -> str:
 
 
 def _arrays(explanation: Explanation) -> bytes:
-    names = [[explanation.label(index) for index in row] for row in explanation.targets.tolist()]
+    rows, classes = explanation.targets.shape
+    names = [[explanation.name(row, k) for k in range(classes)] for row in range(rows)]
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,

@@ -1,4 +1,4 @@
-"""Evidence maps in words: where the evidence lies, and what there is to say about each class.
+"""Evidence maps in words: what was asked, where the evidence lies, and how much relevance it took.
 
 >>> where(explanation.maps[0, 0])
 'top half 92 %, strongest in top-left (41 %); 8 % of all evidence is against'
@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from classlens.core.targets import Class, Contrast
 from classlens.render.colours import Evidence, checked
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
 
 _ROWS, _COLUMNS = ("top", "centre", "bottom"), ("left", "centre", "right")
+_REST = "the rest stayed in biases"
 _CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] for row in _ROWS]
 
 
-def where(evidence: Evidence, signed: bool = True) -> str:
-    """Where the evidence for the class lies, in a few words.
+def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> str:
+    """Where the evidence for the class lies, in a few words. In a contrast, what is not for the class is for its rivals.
 
     >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
     'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
     """
     cells, against = shares(evidence)
+    other = "for its rivals" if contrast else "against"
     if not cells:
-        return "no evidence for the class" + ("; all of it is against" if against else "")
+        return "no evidence for the class" + (f"; all of it is {other}" if against else "")
     cell = max(cells, key=cells.__getitem__)
     text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({percent(cells[cell])})"
     half, part = _strongest_half(evidence)
@@ -36,7 +39,7 @@ def where(evidence: Evidence, signed: bool = True) -> str:
         text = f"{half} half {percent(part)}, {text}"
     elif cells[cell] < 0.2:
         text = f"spread out, {text}"
-    return f"{text}; {percent(against)} of all evidence is against" if signed else text
+    return f"{text}; {percent(against)} of all evidence is {other}" if signed else text
 
 
 def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
@@ -71,6 +74,63 @@ def _strongest_half(evidence: Evidence) -> tuple[str, float]:
     return name, float(halves[name])
 
 
+def question_text(explanation: Explanation) -> str:
+    """The question of a whole figure: "evidence for the class rather than Egyptian cat"."""
+    target = explanation.target()
+    if isinstance(target, Contrast):
+        return f"evidence for the class {target.than(explanation.label)}"
+    return "evidence for the class" if isinstance(target, Class) else "evidence for the number above the map"
+
+
+def rival_text(explanation: Explanation, row: int, k: int) -> str:
+    """Against whom a class is set, and how likely that one is; nothing where it is asked for by itself.
+
+    >>> rival_text(explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat"), 0, 0)
+    'rather than Egyptian cat (14.9 %)'
+    >>> rival_text(explain(m, "photo.jpg", "tabby", rather_than="rivals"), 0, 0)
+    'rather than its rivals (likeliest: Egyptian cat, 14.9 %)'
+    """
+    target, found = explanation.target(row, k), explanation.likeliest_rival(row, k)
+    if not isinstance(target, Contrast) or found is None:
+        return ""
+    chance = probability_text(found[1])
+    single = target.rivals is not None and len(target.rivals) == 1
+    likely = chance if single else f"likeliest: {explanation.label(found[0])}, {chance}"
+    return f"{target.than(explanation.label)} ({likely})"
+
+
+def class_name(explanation: Explanation, row: int, k: int) -> str:
+    """The class alone, without its rivals; of a number, its name."""
+    index = int(explanation.targets[row, k])
+    return explanation.label(index) if index >= 0 else explanation.name(row, k)
+
+
+def arrival_text(explanation: Explanation, row: int = 0) -> str:
+    """How much of the relevance is in the maps, how much stayed behind, and what is unaccounted for.
+
+    >>> arrival_text(explanation)
+    'relevance: 0.0088 % reached the picture, the rest stayed in biases; 0.00022 % is unaccounted for'
+
+    Nothing for methods that do not propagate relevance.
+    """
+    report = explanation.report
+    missing, shares = report.conservation[row].max(), report.arrived_share[row]
+    if math.isnan(missing):
+        return ""
+    words = f"{_fine(float(missing))} is unaccounted for"
+    if not math.isnan(shares.sum()):
+        low, high = _fine(float(shares.min())), _fine(float(shares.max()))
+        reached = low if low == high else f"{low} to {high}"
+        arrived = "all of it reached the picture" if low == "100 %" else f"{reached} reached the picture, {_REST}"
+        words = f"{arrived}; {words}"
+    return f"relevance: {words}"
+
+
+def _fine(share: float) -> str:
+    """0.0088 %: two digits, however small."""
+    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"
+
+
 def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
     """What there is to say about each explained class of an image, ready for JSON.
 
@@ -84,13 +144,21 @@ def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any
     evidence, probability = explanation.maps[row, k], explanation.probability(row, k)
     cells, against = shares(evidence)
     return {
-        "name": target_name(explanation, row, k),
+        "name": class_name(explanation, row, k),
         "index": int(explanation.targets[row, k]),
         "probability": None if math.isnan(probability) else probability,
-        "where": where(evidence, explanation.signed),
+        "question": explanation.question(row, k),
+        "rival": _describe_rival(explanation, row, k),
+        "where": where(evidence, explanation.signed, isinstance(explanation.target(row, k), Contrast)),
         "cells": cells,
         "against": against,
     }
+
+
+def _describe_rival(explanation: Explanation, row: int, k: int) -> dict[str, Any] | None:
+    """The likeliest class that this one is set against, if it is."""
+    found = explanation.likeliest_rival(row, k)
+    return found and {"name": explanation.label(found[0]), "index": found[0], "probability": found[1]}
 
 
 def summary(explanation: Explanation, row: int = 0) -> str:
@@ -102,15 +170,11 @@ def summary(explanation: Explanation, row: int = 0) -> str:
     classes = describe(explanation, row)
     names = [f"{c['name']} ({c['index']})" for c in classes]
     width = max(map(len, names))
+    against = [f"{text}: " if (text := rival_text(explanation, row, k)) else "" for k in range(len(classes))]
     return "\n".join(
-        f"  {name:{width}}  {probability_text(c['probability']):>6}  {c['where']}"
-        for name, c in zip(names, classes, strict=True)
+        f"  {name:{width}}  {probability_text(c['probability']):>6}  {rivals}{c['where']}"
+        for name, rivals, c in zip(names, against, classes, strict=True)
     )
-
-
-def target_name(explanation: Explanation, row: int, k: int) -> str:
-    """The name of the k-th class that is explained on an image."""
-    return explanation.label(int(explanation.targets[row, k]))
 
 
 def probability_text(probability: float | None) -> str:

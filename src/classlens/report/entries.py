@@ -75,8 +75,8 @@ class PairEntry:
 class Writer:
     """Makes entries, in the order of the page; a picture is linked to where it stands first."""
 
-    def __init__(self, drawn: Mapping[str, Drawn], names: Names, reference: Usual) -> None:
-        self._drawn, self._names, self._reference = drawn, names, reference
+    def __init__(self, drawn: Mapping[str, Drawn], names: Names, reference: Usual, locates: bool) -> None:
+        self._drawn, self._names, self._reference, self._locates = drawn, names, reference, locates
         self._linked: set[str] = set()
 
     def objects(self, records: Sequence[Record]) -> Cards:
@@ -129,7 +129,8 @@ class Writer:
             Figure(found.differences[other], f"red: more {mine}, blue: more {theirs}"),
         )
         title = f"{theirs} taken for {mine}" if labelled else f"{mine} or {theirs}"
-        text = words.pair_sentence(record, other, found.overlaps.get(other), found.leads[other], self._names)
+        overlap, leads = found.overlaps.get(other), found.leads[other]
+        text = words.pair_sentence(record, other, overlap, leads, self._names, self._locates)
         return PairEntry(title, count(len(pair.records), "picture"), figures, text, self._anchor(record))
 
     def _card(

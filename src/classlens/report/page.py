@@ -28,6 +28,7 @@ class About:
     notes: tuple[str, ...]
     legend: bytes
     signed: bool
+    locates: bool  # whether the method's maps say where a class is found, so that two of them may be compared
 
 
 def page(
@@ -36,7 +37,7 @@ def page(
 ) -> str:  # fmt: skip
     """The whole file."""
     records = collected.records
-    write = Writer(drawn, names, chosen.reference)
+    write = Writer(drawn, names, chosen.reference, about.locates)
     entries: dict[str, Any] = {  # in the order of the page: an entry may refer to one above
         "off_object": write.objects(chosen.off_object),
         "hidden": write.objects(chosen.same),

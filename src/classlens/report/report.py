@@ -89,7 +89,7 @@ def _at_once(subject: Subject) -> int:
 def _about(
     subject: Subject, collected: Collected, notes: tuple[str, ...], asked: int, command: Sequence[str], seconds: float
 ) -> About:
-    dataset, records = subject.dataset, collected.records
+    dataset, records, chosen = subject.dataset, collected.records, resolve(subject.method)[0]
     name, _, fingerprint = subject.network.id.partition("@")
     known = [record.right for record in records if record.right is not None]
     facts = {
@@ -99,30 +99,31 @@ def _about(
         "right": f"{sum(known)} of {len(known)} with a known label" if known else "not known",
         "masks": f"{sum(record.where.inside is not None for record in records)}" if dataset.has_masks else "none",
         "method": subject.method,
+        "question": "evidence for the class, " + ("against its rivals" if chosen.contrastive else "by itself"),
     }
     made = {
         "command": printable(shlex.join(command)),
         "model": f"{name}, weights and preprocessing {fingerprint}",
         "pictures": f"{asked} chosen of {len(dataset.items)} by seed {subject.seed}",
-        "method": f"{subject.method}: {resolve(subject.method)[0].summary}",
+        "method": f"{subject.method}: {chosen.summary}",
         "versions": ", ".join(f"{package} {number}" for package, number in versions().items()),
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, in {seconds:.0f} s",
     }
-    signed = resolve(subject.method)[0].signed
     return About(
         model=name,
         data=dataset.name,
         facts=facts,
         made={key: value for key, value in made.items() if value},
         notes=notes,
-        legend=legend(signed),
-        signed=signed,
+        legend=legend(chosen.signed),
+        signed=chosen.signed,
+        locates=chosen.locates,
     )
 
 
 def _notes(subject: Subject, collected: Collected) -> tuple[str, ...]:
     """What the reader must know before believing the numbers."""
-    found = [_label_note(subject, collected.records)]
+    found = [_label_note(subject, collected.records), _method_note(subject.method)]
     if not any(record.where.inside is not None for record in collected.records):
         found.append(
             "There are no masks: whether evidence lies on the object is not known, only whether on the border."
@@ -134,6 +135,14 @@ def _notes(subject: Subject, collected: Collected) -> tuple[str, ...]:
     if collected.without_mask:
         found.append(f"The masks of {count(len(collected.without_mask), 'picture')} could not be read; see the end.")
     return tuple(note for note in found if note)
+
+
+def _method_note(method: str) -> str:
+    chosen = resolve(method)[0]
+    if chosen.locates:
+        return ""
+    why = "sets a class against its rivals" if chosen.contrastive else "shows much the same for every class"
+    return f"{chosen.name} {why}: its maps do not say whether two classes are found on different things."
 
 
 def _label_note(subject: Subject, records: Sequence[Record]) -> str:

@@ -106,7 +106,7 @@ def explain(
     the "difference" from the neighbour's latent, their "sum", or ("none") the image's own. `targets`: None is the
     likeliest class of what the head says then, "predicted" the one it gives to the image itself. `reading` is one of
     `READINGS`, `metric` "euclidean" or "cosine". `both=False` leaves out the map without the neighbour, and saves half
-    of the time.
+    of the time. `options` are those of the method, and `rather_than` of `classlens.explain`.
 
     `head`: None finds the last linear layer; a name says which module it is. "none" is for a backbone whose output is
     its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), whatever the
@@ -313,4 +313,5 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     }
     notes = tuple(dict.fromkeys(note for report in reports for note in report.notes))
     report = Report(**balance, ops=first.report.ops, seconds=sum(r.seconds for r in reports), notes=notes)
-    return replace(first, **joined, report=report, trace=())
+    asked = tuple(row for part in parts for row in part.asked)
+    return replace(first, **joined, asked=asked, report=report, trace=())

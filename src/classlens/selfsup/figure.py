@@ -9,7 +9,7 @@ import numpy as np
 from classlens.data.images import to_image
 from classlens.render.colours import RGB, legend, overlay
 from classlens.render.panels import QUIET, draw, foot, head, panels
-from classlens.render.words import probability_text
+from classlens.render.words import probability_text, question_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _PANEL = 2.3  # inches
 _SIZE = 8  # points of a heading: a class and its probability fit above a panel
+_ASKED = {
+    "difference": ", in what differs from the neighbour",
+    "sum": ", in what it shares with the neighbour",
+    "none": "",
+}
 _WITH = {"difference": "differs", "sum": "shared", "none": "alone"}
 _ALIKE = {"cosine": "alike"}  # asks for the neighbour whatever the mode
 
@@ -41,10 +46,11 @@ def figure(contrast: Contrast) -> Figure:
         _neighbour(neighbour, contrast, row)
         for panel, (words, found) in zip(rest, maps, strict=True):
             draw(panel, overlay(found.pictures[row], found.maps[row, 0], found.signed))
-            name = found.label(int(found.targets[row, 0]))
+            name = found.name(row, 0)
             head(panel, f"{_ALIKE.get(name, words)}: {name}", probability_text(found.probability(row, 0)), size=_SIZE)
     about = (contrast.method, contrast.model, f"{contrast.metric} distance")
-    foot(fig, about, legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
+    question = f"{question_text(contrast)}{_ASKED[contrast.mode]}"
+    foot(fig, question, about, legend(contrast.signed), ("against" if contrast.signed else "none", "for"))
     return fig
 
 

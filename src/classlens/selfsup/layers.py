@@ -170,24 +170,24 @@ def maps_figure(probed: Probed, method: str = "agf", count: int = 6) -> Figure:
 
 def _draw_maps(found: Sequence[Explanation], targets: Tensor, probed: Probed) -> Figure:
     """Columns are stages: their maps stand where maps of several classes do."""
-    short = tuple(_short([stage.stage.name for stage in probed.stages]))
+    short = _short([stage.stage.name for stage in probed.stages])
     together = Explanation(
         maps=torch.cat([e.maps for e in found], 1),
-        targets=-1 - torch.arange(len(found)).expand(len(targets), -1),
+        targets=targets[:, None].expand(-1, len(found)),
         logits=found[-1].logits,
         pictures=found[0].pictures,
-        labels=None,
+        labels=probed.labels,
         method=found[0].method,
         signed=found[0].signed,
         report=found[0].report,
         model=f"linear probes of {short_name(probed.model.name)}",
-        scalars=short,
     )
     fig = figure(together)
     for row, target in enumerate(targets.tolist()):
         panels = fig.axes[row * (1 + len(found)) : (row + 1) * (1 + len(found))]
         panels[0].set_title(probed.labels[target], loc="left", fontsize=10.5, fontweight="bold", parse_math=False)
-        for axes, e in zip(panels[1:], found, strict=True):
+        for axes, stage, e in zip(panels[1:], short, found, strict=True):
+            axes.set_title(stage, loc="left", fontsize=10.5, fontweight="bold", parse_math=False)
             axes.set_title(probability_text(e.probability(row, 0)), loc="right", fontsize=9.5, color="#666666")
     return fig
 

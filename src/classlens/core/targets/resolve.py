@@ -1,0 +1,92 @@
+"""From what a user writes to what a method is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classlens.core.targets.base import Scalar, Target
+from classlens.core.targets.classes import Above, Class, Top, class_index
+from classlens.core.targets.contrast import RatherThan, contrasts, named_rivals
+from classlens.core.targets.numbers import Number
+from classlens.errors import TargetError
+
+Targets = None | int | str | Top | Above | Tensor | Scalar | Sequence[Any]
+
+
+def resolve_targets(
+    targets: Targets, logits: Tensor, labels: Sequence[str] | None = None, rather_than: RatherThan = None
+) -> tuple[Tensor, tuple[Target, ...]]:
+    """(B,K) indices on the logits' device, and the targets that the negative ones stand for.
+
+    A flat list is one class for each image; for a single image it is the classes to explain. A nested list or a
+    2-D tensor is (B,K). A callable that gives back one logit as it is means that class. With `rather_than` each class
+    is set against these rivals.
+    """
+    outputs = logits.shape[1]
+    rows: Sequence[Sequence[Target]]
+    if isinstance(targets, Top | Above) or targets is None:
+        indices = (targets or Top(1)).indices(logits)
+        if rather_than is None:
+            return indices, ()
+    else:
+        rows = [
+            [_number(item, y) if callable(item) else Class(class_index(item, outputs, labels)) for item in row]
+            for row, y in zip(_rows(targets, len(logits)), logits, strict=True)
+        ]
+        if rather_than is None:
+            return _indexed(rows, logits.device)
+        indices = torch.tensor([[_class(target) for target in row] for row in rows])
+    rows = contrasts(indices, named_rivals(rather_than, outputs, labels), logits)
+    for target in {target for row in rows for target in row}:
+        target.fits(outputs, (lambda index: f"class {index}") if labels is None else labels.__getitem__)
+    return _indexed(rows, logits.device)
+
+
+def _rows(targets: Targets, batch: int) -> list[list[Any]]:
+    """What is asked of each image, as it was written."""
+    if isinstance(targets, Tensor):
+        if targets.is_floating_point() or targets.dtype == torch.bool:
+            raise TargetError(f"targets must be whole numbers, not {str(targets.dtype)[6:]}; give class indices")
+        targets = targets.tolist()
+    if isinstance(targets, int | str) or callable(targets):
+        targets = [[targets]] * batch
+    if not isinstance(targets, Sequence):
+        raise TargetError(
+            f"targets cannot be a {type(targets).__name__}; give an index, a name, a list, top(k) or a callable"
+        )
+    rows = [list(row) if isinstance(row, list | tuple) else [row] for row in targets]
+    if batch == 1 and len(rows) > 1 and all(len(row) == 1 for row in rows):
+        rows = [[row[0] for row in rows]]
+    if len(rows) != batch:
+        raise TargetError(
+            f"{len(rows)} targets for {batch} images; give one for each, or [[a, b]] * {batch} for several classes"
+        )
+    if not rows[0] or len({len(row) for row in rows}) != 1:
+        raise TargetError("each image needs the same number of classes, at least one")
+    return rows
+
+
+def _number(scalar: Scalar, logits: Tensor) -> Target:
+    """A callable as a target: the class that it picks, or its number."""
+    number = Number(scalar)
+    chosen = number.picked_class(logits)
+    return number if chosen is None else Class(chosen)
+
+
+def _class(target: Target) -> int:
+    if not isinstance(target, Class):
+        raise TargetError(
+            f"only a class can be explained rather than others, and {target.words(str)!r} is a number of its own; make "
+            "the difference in the callable"
+        )
+    return target.index
+
+
+def _indexed(rows: Sequence[Sequence[Target]], device: torch.device) -> tuple[Tensor, tuple[Target, ...]]:
+    others = list(dict.fromkeys(target for row in rows for target in row if not isinstance(target, Class)))
+    indices = [[t.index if isinstance(t, Class) else -1 - others.index(t) for t in row] for row in rows]
+    return torch.tensor(indices, dtype=torch.int64, device=device), tuple(others)
