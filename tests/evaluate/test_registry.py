@@ -271,6 +271,25 @@ def test_two_tests_may_share_a_flag_but_not_disagree_about_it() -> None:
         CliRunner().invoke(app, ["evaluate", "--help"], catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("registry")
+def test_a_test_cannot_take_a_flag_that_the_command_has() -> None:
+    @dataclass(frozen=True)
+    class Taken:
+        limit: int = option(3, "of something")
+
+    register(replace(FOCUS, options=Taken))
+    with pytest.raises(TypeError, match="focus declares --limit, which the command has already"):
+        CliRunner().invoke(app, ["evaluate", "--help"], catch_exceptions=False)
+
+
+def test_a_flag_of_another_test_is_refused(labelled: Path, tmp_path: Path) -> None:
+    words = ["evaluate", "sanity", "--data", str(labelled), "--out", str(tmp_path / "run"), "--explain", "target"]
+    done = CliRunner().invoke(app, words, env=WIDE)
+    assert done.exit_code == 2
+    assert "--explain is for perturbation; leave it out of sanity" in done.output
+    assert not (tmp_path / "run").exists()
+
+
 def test_options_by_their_names() -> None:
     assert options_of_tests() == ()
     (made,) = options_of_tests(max_grids=3)

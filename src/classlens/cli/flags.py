@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
 
@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 Offers = Callable[[], frozenset[str]]  # of an explainer
+_ALL = "all"
 
 
 def add_command(app: typer.Typer, function: Callable[..., None], offers: Offers, everything: bool = False) -> None:
@@ -40,20 +41,36 @@ def add_command(app: typer.Typer, function: Callable[..., None], offers: Offers,
 class _Flag:
     """A flag of one test, or of several that have it in common."""
 
+    name: str  # of the field
     kind: Any
     default: Any
     about: Any  # classlens.evaluate.registry.Flag
     tests: tuple[str, ...]
 
-    def parameter(self, name: str) -> inspect.Parameter:
-        several = isinstance(self.default, tuple)
+    @property
+    def several(self) -> bool:
+        """Whether it takes several values, with commas between them."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def shown_default(self) -> Any:
+        return ",".join(self.default) if self.several else self.default
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """For the command's signature."""
         tests = ", ".join(self.tests)
-        text = f"{tests[0].upper()}{tests[1:]}: {self.about.help}{' (commas)' if several else ''}."
-        shown = typer.Option(help=text, metavar=self.about.metavar, min=self.about.least)
-        default = ",".join(self.default) if several else self.default
-        kind: Any = str if several else self.kind
-        annotation = Annotated[kind, shown]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        text = f"{tests[0].upper()}{tests[1:]}: {self.about.help}{' (commas)' if self.several else ''}."
+        kind: Any = str if self.several else self.kind
+        annotation = Annotated[kind, typer.Option(help=text, metavar=self.about.metavar, min=self.about.least)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=self.shown_default, annotation=annotation)
+
+    def check(self, test: str, value: Any) -> None:
+        """Refuse a value for a test that would not look at it."""
+        if test not in (*self.tests, _ALL) and value != self.shown_default:
+            flag = f"--{self.name.replace('_', '-')}"
+            raise typer.BadParameter(f"{flag} is for {' and '.join(self.tests)}; leave it out of {test}")
 
 
 def _flags(offers: frozenset[str] | None) -> dict[str, _Flag]:
@@ -68,15 +85,11 @@ def _flags(offers: frozenset[str] | None) -> dict[str, _Flag]:
             about = flag_of(field)
             if offers is not None and about.needs and about.needs not in offers:
                 continue
-            before = found.get(field.name)
-            if before is not None and (before.kind, before.default, before.about) != (
-                hints[field.name],
-                field.default,
-                about,
-            ):
+            flag = _Flag(field.name, hints[field.name], field.default, about, (test.name,))
+            before = found.get(field.name, flag)
+            if replace(before, tests=flag.tests) != flag:
                 raise TypeError(f"{test.name} and {before.tests[0]} declare --{field.name} differently")
-            tests = (*(before.tests if before else ()), test.name)
-            found[field.name] = _Flag(hints[field.name], field.default, about, tests)
+            found[field.name] = replace(flag, tests=tuple(dict.fromkeys((*before.tests, test.name))))
     return found
 
 
@@ -85,7 +98,7 @@ def options_given(given: dict[str, Any]) -> tuple[Any, ...]:
     from classlens.evaluate import options_of_tests
     from classlens.methods import split_names
 
-    several = {name for name, flag in _flags(None).items() if isinstance(flag.default, tuple)}
+    several = {name for name, flag in _flags(None).items() if flag.several}
     return options_of_tests(**{k: tuple(split_names(v)) if k in several else v for k, v in given.items()})
 
 
@@ -94,9 +107,15 @@ def _complete(function: Callable[..., None], offers: frozenset[str], everything:
     parameters = {p.name: p for p in inspect.signature(function, eval_str=True).parameters.values()}
     parameters = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     parameters["test"] = parameters["test"].replace(annotation=_test_argument(offers, everything))
-    parameters |= {name: flag.parameter(name) for name, flag in _flags(offers).items()}
+    flags = _flags(offers)
+    taken = sorted(flags.keys() & parameters.keys())
+    if taken:
+        raise TypeError(f"{flags[taken[0]].tests[0]} declares --{taken[0]}, which the command has already")
+    parameters |= {name: flag.parameter for name, flag in flags.items()}
 
     def command(**given: Any) -> None:
+        for name, flag in flags.items():
+            flag.check(str(given["test"]), given[name])
         function(**given)
 
     command.__doc__ = function.__doc__
@@ -111,10 +130,9 @@ def _test_argument(offers: frozenset[str], everything: bool) -> Any:
     from classlens.evaluate import TESTS
 
     served = {name: test for name, test in TESTS.items() if test.serves(offers)}
-    names = [*served, *(["all"] if everything else [])]
-    text = " ".join(f"`{name}`: {test.question}" for name, test in served.items())
-    kind = StrEnum("Test", {name: name for name in names})  # type: ignore[misc]
-    return Annotated[
-        kind,
-        typer.Argument(metavar="TEST", help=f"{text} `all`: each on the data made for it." if everything else text),
-    ]
+    questions = {name: test.question for name, test in served.items()}
+    if everything:
+        questions[_ALL] = "each on the data made for it."
+    kind = StrEnum("Test", {name: name for name in questions})  # type: ignore[misc]
+    text = " ".join(f"`{name}`: {question}" for name, question in questions.items())
+    return Annotated[kind, typer.Argument(metavar="TEST", help=text)]
