@@ -19,6 +19,7 @@ _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), 
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
 # Each value that comes out is one that went in.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
+RELEASED_SUMS = "add", "mean", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"  # those of the released code
 _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 

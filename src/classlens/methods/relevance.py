@@ -25,7 +25,7 @@ from classlens.core.rules.linear import (
 )
 from classlens.core.rules.linear import gamma as gamma_rule
 from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
-from classlens.methods.layers import evidence_at, first_layers, gradient_values, last_layers
+from classlens.methods.layers import RELEASED_SUMS, evidence_at, first_layers, gradient_values, last_layers
 from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
@@ -112,7 +112,7 @@ def released_clone(value: Value, shares: list[Tensor]) -> Tensor:
 
 _AS_RELEASED = functools.partial(proportional, modify=lambda x: x, quotient=divide_released)
 RELEASED: dict[str, Rule] = {
-    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "add"), _AS_RELEASED),
+    **dict.fromkeys(RELEASED_SUMS, _AS_RELEASED),
     "batch_norm": released_norm,
 }
 

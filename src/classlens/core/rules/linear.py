@@ -59,79 +59,98 @@ def linear_map(node: Node) -> LinearMap:
     assert weight is not None
     if node.op == "linear":
         return LinearMap(value, weight, bias, F.linear, torch.matmul, lambda w: w.sum(1), (), scale)
-    n = int(node.op[-2])
-    bias = None if bias is None else bias.reshape(-1, *[1] * n)
     kernel = tuple(weight.shape[2:])
-    stride, dilation = per_axis(a.get("stride", 1), n), per_axis(a.get("dilation", 1), n)
-    groups = a.get("groups", 1)
-    if node.op.startswith("conv_transpose"):
-        padding, extra = per_axis(a.get("padding", 0), n), per_axis(a.get("output_padding", 0), n)
-        return LinearMap(
-            value, weight, bias,
-            lambda x, w: _CONV_T[n](x, w, None, stride, padding, extra, groups, dilation),
-            lambda r, w: _classwise(r, lambda flat: _CONV[n](flat, w, None, stride, padding, dilation, groups)),
-            lambda w: _CONV_T[n](torch.ones_like(value.tensor[:1]), w, None, stride, padding, extra, groups, dilation),
-            kernel,
-        )  # fmt: skip
-    before, after = _padding(a.get("padding", 0), kernel, dilation, n)
-    size = value.shape
-    one_place = max(kernel) == 1 and groups == 1 and max(*before, *after) == 0
+    bias = None if bias is None else bias.reshape(-1, *[1] * len(kernel))
+    kind = _Transposed if node.op.startswith("conv_transpose") else _Convolution
+    conv = kind.of(value.shape, kernel, a)
+    return LinearMap(value, weight, bias, conv.forward, conv.adjoint, conv.of_ones, kernel, scale)
 
-    def of_ones(w: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution of an input of some size, as it was called."""
+
+    size: torch.Size
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    before: tuple[int, ...]  # zeros around the input; padding="same" with an even kernel has one more after it
+    after: tuple[int, ...]
+
+    @classmethod
+    def of(cls, size: torch.Size, kernel: tuple[int, ...], a: dict[str, Any]) -> _Convolution:
+        n = len(kernel)
+        stride, dilation = per_axis(a.get("stride", 1), n), per_axis(a.get("dilation", 1), n)
+        padding = _padding(a.get("padding", 0), kernel, dilation, n)
+        return cls(size, kernel, stride, dilation, a.get("groups", 1), *padding)
+
+    @functools.cached_property
+    def one_place(self) -> bool:
+        """Whether each output reads one place: it is a matrix product then."""
+        return max(self.kernel) == 1 and self.groups == 1 and max(*self.before, *self.after) == 0
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        padding: Any = self.before
+        if self.before != self.after:
+            x, padding = F.pad(x, pad_sizes(self.before, self.after)), 0
+        out: Tensor = _CONV[len(self.kernel)](x, w, None, self.stride, padding, self.dilation, self.groups)
+        return out
+
+    def adjoint(self, r: Tensor, w: Tensor) -> Tensor:
+        return _classwise(r, lambda flat: self._back(flat, w))
+
+    def _back(self, r: Tensor, w: Tensor) -> Tensor:
+        shape = (r.shape[0], *self.size[1:])
+        if self.one_place:
+            return _back_by_matrix(r, w, shape, self.stride)
+        library = _CONV_INPUT[len(self.kernel)]
+        if self.before == self.after:
+            out: Tensor = library(shape, w, r, self.stride, self.before, self.dilation, self.groups)
+            return out
+        sides = list(zip(self.size[2:], self.before, self.after, strict=True))
+        padded = (*shape[:2], *(s + b + a for s, b, a in sides))
+        out = library(padded, w, r, self.stride, 0, self.dilation, self.groups)
+        for axis, (s, b, _) in enumerate(sides):
+            out = out.narrow(2 + axis, b, s)
+        return out
+
+    def of_ones(self, w: Tensor) -> Tensor:
         """The weights summed over input channels and over those places of the kernel that lie inside the image."""
         out = w.sum(1)
-        if one_place:
+        if self.one_place:
             return out[None]
-        for axis in range(n):  # one axis of the kernel becomes one of the output
-            inside = _inside(size[2 + axis], kernel[axis], stride[axis], dilation[axis], before[axis], after[axis])
-            out = torch.tensordot(out, inside.to(w), ([1], [1]))
+        sizes = zip(self.size[2:], self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
+        for along_axis in sizes:  # one axis of the kernel becomes one of the output
+            out = torch.tensordot(out, _inside(*along_axis).to(w), ([1], [1]))
         return out[None]
 
-    if before == after:
-        padding = before
 
-        def forward(x: Tensor, w: Tensor) -> Tensor:
-            out: Tensor = _CONV[n](x, w, None, stride, padding, dilation, groups)
-            return out
+@dataclass(frozen=True)
+class _Transposed:
+    """A transposed convolution: its adjoint is a convolution."""
 
-        def adjoint(r: Tensor, w: Tensor) -> Tensor:
-            def back(flat: Tensor) -> Tensor:
-                shape = (flat.shape[0], *size[1:])
-                if one_place:
-                    return _back_by_matrix(flat, w, shape, stride)
-                out: Tensor = _CONV_INPUT[n](shape, w, flat, stride, padding, dilation, groups)
-                return out
+    size: torch.Size
+    geometry: tuple[Any, ...]  # stride, padding, dilation, groups, as a convolution takes them
+    extra: tuple[int, ...]  # output_padding
 
-            return _classwise(r, back)
+    @classmethod
+    def of(cls, size: torch.Size, kernel: tuple[int, ...], a: dict[str, Any]) -> _Transposed:
+        n = len(kernel)
+        stride, dilation = per_axis(a.get("stride", 1), n), per_axis(a.get("dilation", 1), n)
+        padding, extra = per_axis(a.get("padding", 0), n), per_axis(a.get("output_padding", 0), n)
+        return cls(size, (stride, padding, dilation, a.get("groups", 1)), extra)
 
-        return LinearMap(value, weight, bias, forward, adjoint, of_ones, kernel, scale)
-    uneven = _unevenly_padded(value, weight, bias, before, after, (stride, dilation, groups), of_ones)
-    return dataclasses.replace(uneven, scale=scale)
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        stride, padding, dilation, groups = self.geometry
+        out: Tensor = _CONV_T[w.dim() - 2](x, w, None, stride, padding, self.extra, groups, dilation)
+        return out
 
+    def adjoint(self, r: Tensor, w: Tensor) -> Tensor:
+        return _classwise(r, lambda flat: _CONV[w.dim() - 2](flat, w, None, *self.geometry))
 
-def _unevenly_padded(
-    value: Value, weight: Tensor, bias: Tensor | None, before: tuple[int, ...], after: tuple[int, ...], rest: Any,
-    of_ones: Callable[[Tensor], Tensor],
-) -> LinearMap:  # fmt: skip
-    """padding="same" with an even kernel pads one side more."""
-    n, (stride, dilation, groups) = len(before), rest
-    pads = pad_sizes(before, after)
-    size = value.shape
-    padded = [s + b + a for s, b, a in zip(size[2:], before, after, strict=True)]
-    inside = tuple(slice(b, b + s) for s, b in zip(size[2:], before, strict=True))
-
-    def adjoint(r: Tensor, w: Tensor) -> Tensor:
-        def back(flat: Tensor) -> Tensor:
-            shape = (flat.shape[0], size[1], *padded)
-            out: Tensor = _CONV_INPUT[n](shape, w, flat, stride, 0, dilation, groups)
-            return out[(slice(None), slice(None), *inside)]
-
-        return _classwise(r, back)
-
-    return LinearMap(
-        value, weight, bias, lambda x, w: _CONV[n](F.pad(x, pads), w, None, stride, 0, dilation, groups), adjoint,
-        of_ones, tuple(weight.shape[2:]),
-    )  # fmt: skip
+    def of_ones(self, w: Tensor) -> Tensor:
+        return self.forward(w.new_ones(1, *self.size[1:]), w)
 
 
 def _back_by_matrix(r: Tensor, w: Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:

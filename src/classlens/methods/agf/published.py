@@ -20,6 +20,7 @@ from classlens.core.rules.propagate import Rule, propagate, rule_for
 from classlens.methods.agf import terms
 from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
 from classlens.methods.layers import (
+    RELEASED_SUMS,
     first_layers,
     is_spatial_conv,
     last_layers,
@@ -91,11 +92,9 @@ class Published:
             return self.boxed
         if node.op in LINEAR_OPS:
             return self.influence
-        by_op: dict[str, Rule] = {
-            "relu": self.relu, "relu6": self.relu, "add": self.signed_sum, "mean": self.signed_sum,
-            "max_pool2d": self.signed_sum, "avg_pool2d": self.signed_sum, "adaptive_avg_pool2d": self.signed_sum,
-        }  # fmt: skip
-        return by_op.get(node.op) or rule_for(node)
+        if node.op in ("relu", "relu6"):
+            return self.relu
+        return self.signed_sum if node.op in RELEASED_SUMS else rule_for(node)
 
     def after_flatten(self, node: Node, relevance: Tensor) -> Shares:
         """The first linear layer: C with the residual M, computed on the feature map as it was before flattening."""
