@@ -132,7 +132,7 @@ def test_batch_and_classes_are_independent_and_seeded(method: str) -> None:
     for b, row in enumerate(chosen):
         for k, t in enumerate(row):
             single = classlens.explain(model, x[b : b + 1], t, method, **QUICK[method]).maps[0, 0]
-            assert torch.equal(whole[b, k], single)
+            assert distance(whole[b, k], single) < 1e-5  # products of other shapes may be summed in another order
     large = noise_picture(128)  # jitter is a pixel or more only here
     one, two = (classlens.explain(model, large, 1, method, seed=s, **QUICK[method]).maps for s in (0, 1))
     assert not torch.equal(one, two)

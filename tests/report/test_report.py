@@ -71,7 +71,7 @@ def test_a_plain_folder_without_names(world: Path, tmp_path: Path) -> None:
     again = report(tagged.make_nameless(), world / "plain", tmp_path / "s.html", limit=5, seed=3, batch_size=5)
     assert [r.item for r in again.collected.records] == [r.item for r in made.collected.records]
     assert [r.hidden.elsewhere for r in again.collected.records] == pytest.approx(
-        [r.hidden.elsewhere for r in made.collected.records]
+        [r.hidden.elsewhere for r in made.collected.records], abs=1e-4
     )
 
 

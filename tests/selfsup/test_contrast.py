@@ -113,8 +113,8 @@ def test_without_the_neighbour_it_is_an_ordinary_explanation() -> None:
     e = selfsup.explain(seeded(), IMAGES, BANK)
     alone = selfsup.explain(seeded(), IMAGES, BANK, mode="none")
     assert e.without is not None
-    assert torch.equal(e.without.maps, plain.maps)
-    assert torch.equal(alone.maps, plain.maps)
+    for found in (e.without, alone):
+        torch.testing.assert_close(found.maps, plain.maps, rtol=1e-4, atol=1e-5 * float(plain.maps.abs().max()))
     assert alone.without is None
 
 
