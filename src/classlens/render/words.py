@@ -23,7 +23,7 @@ _CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] f
 
 
 def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> str:
-    """Where the evidence for the class lies, in a few words. In a contrast, what is not for the class is for its rivals.
+    """Where the evidence for the class lies, in a few words; in a contrast the rest of it is for its rivals.
 
     >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
     'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
