@@ -20,7 +20,7 @@ import classlens
 from classlens.core.targets import Scalar
 from classlens.errors import MethodError
 from classlens.methods import METHODS
-from classlens.methods.agf.terms import highlighted, log_odds
+from classlens.methods.agf.terms import above_rivals, highlighted
 from networks import build, pictures
 from quick import QUICK
 
@@ -64,7 +64,7 @@ def test_methods_that_watch_the_probability_watch_the_scalar(method: str) -> Non
 
 @pytest.mark.parametrize("method", HAS_ITS_OWN_SCORE)
 def test_that_score_as_a_callable_is_the_class(method: str) -> None:
-    score = log_odds if method == "agf" else highlighted
+    score = above_rivals if method == "agf" else highlighted
 
     def of(index: int) -> Scalar:
         return lambda y: score(y[None], torch.tensor([[index]]))[0, 0]

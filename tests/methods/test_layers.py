@@ -61,7 +61,7 @@ def test_agf_starts_with_the_gradient_through_the_whole_head(multilabel: bool) -
     assert e.multilabel == multilabel
     features = []
     model.head[0].register_forward_pre_hook(lambda _module, inputs: features.append(inputs[0]))
-    score = (agf.highlighted_from_lowest if multilabel else agf.log_odds)(model(x), torch.tensor([[2]]))
+    score = (agf.highlighted_from_lowest if multilabel else agf.above_rivals)(model(x), torch.tensor([[2]]))
     (gradient,) = torch.autograd.grad(score.sum(), features[-1])
     assert e.report.started.item() == pytest.approx((features[-1] * gradient).sum().item(), rel=1e-4)
 

@@ -60,21 +60,65 @@ def test_below_zero_logits_are_counted_from_the_smallest() -> None:
             assert np.isclose(ours[b, k], expected)
 
 
-def test_log_odds_by_hand() -> None:
-    logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
-    ours = agf.log_odds(logits, targets)
-    for b in range(4):
-        y = logits[b].numpy()
-        spread = np.sqrt(((y - y.mean()) ** 2).mean())
-        for k in range(6):
-            others = sum(np.exp(y[i] / spread) for i in range(6) if i != k)
-            assert np.isclose(ours[b, k], y[k] - spread * np.log(others))
+def above_rivals_slowly(y: np.ndarray, k: int) -> tuple[float, float]:
+    """The score, and how much its likeliest rival weighs: beta by trying many values, the largest first."""
+    rivals = np.delete(y, k)
+    most = 1 / np.sqrt(((y - y.mean()) ** 2).mean())
+
+    betas = most * np.linspace(1, 0, 20_001)[:, None]
+    weights = np.exp(betas * (rivals - rivals.max()))
+    weights /= weights.sum(1, keepdims=True)
+    allowed = weights.max(1) <= 0.2
+    chosen = weights[allowed.argmax() if allowed.any() else -1]
+    return float(y[k] - chosen @ rivals), float(chosen.max())
 
 
-def test_log_odds_do_not_see_where_logits_are_counted_from_and_grow_with_them() -> None:
-    logits, targets = random(3, 5), torch.tensor([[0, 4]]).expand(3, 2)
-    torch.testing.assert_close(agf.log_odds(logits - 7, targets), agf.log_odds(logits, targets))
-    torch.testing.assert_close(agf.log_odds(3 * logits, targets), 3 * agf.log_odds(logits, targets))
+@pytest.mark.parametrize("classes", [2, 3, 5, 6, 7, 40])
+def test_the_class_above_its_rivals_by_hand(classes: int) -> None:
+    """Few classes: the mean of the others. One far ahead: its weight is a fifth. None ahead: 1 / std(y)."""
+    logits, targets = 3 * random(3, classes), torch.arange(classes).expand(3, classes)
+    logits[0, -1] += 40  # a rival far ahead of all others
+    ours = agf.above_rivals(logits, targets)
+    for b in range(3):
+        for k in (0, classes - 1):
+            score, largest = above_rivals_slowly(logits[b].numpy(), k)
+            assert np.isclose(ours[b, k], score, rtol=1e-3)
+            if classes > 6 and b == k == 0:
+                assert largest == pytest.approx(0.2, abs=1e-3)  # so the cap is tested, too
+
+
+def test_the_gradient_is_that_of_log_odds_at_some_temperature() -> None:
+    """Rivals' weights sum to one and are a softmax of their logits; the class itself has gradient one."""
+    logits = (4 * random(1, 30)).requires_grad_()
+    (gradient,) = torch.autograd.grad(agf.above_rivals(logits, torch.tensor([[4]])).sum(), logits)
+    rivals = [k for k in range(30) if k != 4]
+    assert gradient[0, 4] == 1
+    assert torch.isclose(gradient[0, rivals].sum(), torch.tensor(-1.0, dtype=torch.float64))
+    assert -gradient[0, rivals].min() <= 0.2 + 1e-12
+    slope = (-gradient[0, rivals]).log() - (-gradient[0, rivals[0]]).log()
+    beta = slope[1:] / (logits[0, rivals[1:]] - logits[0, rivals[0]])
+    torch.testing.assert_close(beta, beta[:1].expand_as(beta))
+    assert 0 < beta[0] <= 1 / logits.std(correction=0) + 1e-12
+
+
+def test_the_class_above_its_rivals_does_not_see_where_logits_are_counted_from_and_grows_with_them() -> None:
+    logits, targets = random(3, 9), torch.tensor([[0, 4]]).expand(3, 2)
+    ours = agf.above_rivals(logits, targets)
+    torch.testing.assert_close(agf.above_rivals(logits - 7, targets), ours)
+    torch.testing.assert_close(agf.above_rivals(3 * logits, targets), 3 * ours)
+
+
+def test_a_likelier_class_of_the_same_kind_does_not_turn_the_evidence_round() -> None:
+    """Two breeds read the same feature; the likelier one must not make it evidence against the other."""
+    head = torch.zeros(50, 3, dtype=torch.float64)
+    head[0], head[1] = torch.tensor([4.0, 1.0, 0.0]), torch.tensor([3.5, 0.0, 1.0])  # two dogs: both see the dog
+    head[2] = torch.tensor([0.0, 0.0, 4.0])  # a ball
+    x = torch.tensor([[2.0, 0.4, 0.6]], dtype=torch.float64, requires_grad=True)
+    score = agf.above_rivals(x @ head.T, torch.tensor([[1]]))
+    (gradient,) = torch.autograd.grad(score.sum(), x)
+    assert gradient[0, 0] > 2  # the dog speaks for the second breed as well
+    (of_ball,) = torch.autograd.grad(agf.above_rivals(x @ head.T, torch.tensor([[2]])).sum(), x)
+    assert of_ball[0, 0] < 0  # and against the ball
 
 
 def test_what_speaks_for_other_classes_counts_against() -> None:
@@ -87,7 +131,7 @@ def test_what_speaks_for_other_classes_counts_against() -> None:
     target = torch.tensor([[0]])
     assert (of_less_likely(agf.highlighted(logits, target)) > 0).all()
     assert (of_less_likely(agf.highlighted_from_lowest(logits, target)) < 0).all()
-    assert (of_less_likely(agf.log_odds(logits, target)) < 0).all()
+    assert (of_less_likely(agf.above_rivals(logits, target)) < 0).all()
 
 
 def test_interaction_by_hand() -> None:

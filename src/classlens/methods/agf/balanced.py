@@ -30,7 +30,7 @@ from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
 from classlens.methods.layers import as_map, first_layers, head_layers, over_places, patch_layers
 from classlens.methods.registry import Case, Result, method
 
-SCORE = terms.log_odds  # what is explained of a class that competes with others
+SCORE = terms.above_rivals  # what is explained of a class that competes with others
 SCORE_OF_LABEL = terms.highlighted_from_lowest  # of a class that has a probability of its own
 FORMULA = terms.BALANCED  # which terms the residual has, and how they are computed
 TERMS = (*(term for term in terms.TERMS if term not in FORMULA.without), "coarse")  # what `without=` may name

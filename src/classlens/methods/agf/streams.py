@@ -2,7 +2,7 @@
 
 Every variant opens them, sweeps once with rules of its own, and packs what came out:
 
-    streams = open_streams(case, tape, top=head_layers(tape), full=deep, score=terms.log_odds)
+    streams = open_streams(case, tape, top=head_layers(tape), full=deep, score=terms.above_rivals)
     sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch)
     return streams.result(sweep, sweep.relevance)
 """

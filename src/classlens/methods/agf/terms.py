@@ -111,17 +111,48 @@ def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
     return scores.gather(2, targets[:, :, None]).squeeze(2)
 
 
-def log_odds(logits: Tensor, targets: Tensor) -> Tensor:
-    """The class against all others: y_t - T log sum_{k != t} exp(y_k / T), T the spread of the logits; (B,K).
+LARGEST_WEIGHT = 0.2  # of a single rival
 
-    With T = 1 these are the softmax's own log odds, in which the likeliest rival is nearly the only one, and of a cat
-    that might be of two breeds little is left; T = std(y) sets the class against many. Like the softmax, and unlike
-    Eq. 7, it does not see where logits are counted from.
+
+def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
+    """The class above its rivals, none of which dominates: y_t - sum_{k != t} p_k y_k; (B,K).
+
+    p = softmax(beta y) over the other classes, a constant. beta is 1 / std(y) or, where a single rival would then
+    weigh more than a fifth, smaller, until it weighs a fifth. So a second breed of the same dog is one rival among
+    many: what the two have in common stays evidence for both, and another object in the picture still speaks against.
+    Like the softmax, and unlike Eq. 7, the score does not see where logits are counted from.
     """
-    temperature = logits.detach().std(1, keepdim=True, correction=0)  # (B,1)
     every = logits[:, None, :].expand(-1, targets.shape[1], -1)  # (B,K,C)
-    others = every.scatter(2, targets[:, :, None], -torch.inf)
-    return logits.gather(1, targets) - temperature * (others / temperature[:, :, None]).logsumexp(2)
+    rivals = every.detach().double().scatter(2, targets[:, :, None], -torch.inf)
+    below = rivals - rivals.amax(2, keepdim=True)
+    spread = logits.detach().double().std(1, correction=0)[:, None, None]
+    weights = _weights(_sharpness(below, 1 / spread), below)
+    p = (weights / weights.sum(2, keepdim=True)).to(logits)
+    return logits.gather(1, targets) - (p * every).sum(2)
+
+
+def _weights(beta: Tensor, below: Tensor) -> Tensor:
+    """exp(beta (y_k - y_max)): 1 for the likeliest rival, 0 for the class itself (-inf)."""
+    return torch.exp(beta * below).nan_to_num(0.0)  # 0 * -inf
+
+
+def _sharpness(below: Tensor, most: Tensor) -> Tensor:
+    """beta (B,K,1): the largest up to `most` at which no rival weighs more than LARGEST_WEIGHT.
+
+    The likeliest rival weighs 1 / sum_k exp(beta (y_k - y_max)), which grows with beta: bisection finds the place.
+    With so few rivals that each weighs more already at beta = 0, beta is 0, and the mean of the others is taken off.
+    """
+
+    def shared(beta: Tensor) -> Tensor:
+        return _weights(beta, below).sum(2, keepdim=True) >= 1 / LARGEST_WEIGHT
+
+    high = most.expand_as(below[..., :1])
+    low = torch.where(shared(high), high, torch.zeros_like(high))
+    for _ in range(60):  # float64 has 53 bits
+        middle = (low + high) / 2
+        enough = shared(middle)
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    return low
 
 
 def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
