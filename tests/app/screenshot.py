@@ -12,7 +12,7 @@ from PIL import Image
 
 from app.test_browser import Server, all_of, open_browser, shown, wait
 
-WIDTH, HEIGHT, CAT = 1400, 870, 285
+WIDTH, HEIGHT, CAT = 1400, 900, 285
 
 
 def main(path: Path) -> None:

@@ -149,6 +149,24 @@ def test_a_class_is_found_by_its_name(page):
     wait(page, lambda: shown(page)[0][0] == "crane")
 
 
+def test_the_other_question_is_asked_and_said(page):
+    click_class(page, 0)
+    heading = "return document.querySelector('#stage-one .lead').innerText"
+    assert "finds cat" in page.execute_script(heading)
+    page.find_element(By.CSS_SELECTOR, "#question input").click()
+    wait(page, lambda: all_of(page, "[role=option]"))
+    all_of(page, "[role=option]")[1].click()
+    wait(
+        page, lambda: page.execute_script(heading).startswith("What speaks for cat rather than its rivals (likeliest: ")
+    )
+    legend = "return document.querySelector('#stage-one .legends').innerText"
+    assert "blue: for its rivals" in page.execute_script(legend)
+    page.find_element(By.CSS_SELECTOR, "#question input").click()
+    wait(page, lambda: all_of(page, "[role=option]"))
+    all_of(page, "[role=option]")[0].click()
+    wait(page, lambda: "finds cat" in page.execute_script(heading))
+
+
 def test_a_broken_file_gives_a_friendly_line_and_the_picture_stays(page, tmp_path):
     before = shown(page)
     (tmp_path / "broken.jpg").write_text("this is no picture")
