@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import classlens
 from classlens.data.divide import half_of
 from classlens.errors import MethodError
 from classlens.evaluate import DataError, Settings, SettingsError, options_of_tests, run
+from classlens.evaluate.plan import make_plan, work
 from classlens.evaluate.store import Store, schemas
 from classlens.evaluate.worker import Worker
 from classlens.methods import registry
@@ -308,6 +310,20 @@ def test_killed_at_any_moment_it_finishes_with_the_same_rows(
     assert kills["in a write"] >= 3
     assert kills["at random"] >= 1
     assert rows(tmp_path / "out") == rows(undisturbed)
+
+
+def test_work_can_be_sent_elsewhere(labelled: Path, tmp_path: Path) -> None:
+    """Settings and shards as a cluster sends them: pickled, with all options of the tests."""
+    chosen = settings(labelled, tests=("perturbation", "sanity"), sanity_images=2, memory_limit=0.5)
+    here = Worker(chosen)
+    shards = work(make_plan(chosen, here), Store(tmp_path), 3, late=False)
+    there = Worker(pickle.loads(pickle.dumps(chosen)))
+    sent = pickle.loads(pickle.dumps(shards))
+    assert [config.options for config in sent[0].tests] == [config.options for config in shards[0].tests]
+    for mine, other in zip(shards, sent, strict=True):
+        ours, theirs = ([row for found in w.run(s) for row in found.rows] for w, s in ((here, mine), (there, other)))
+        assert len(ours) >= len(mine.units)
+        assert repr(theirs) == repr(ours)
 
 
 def test_workers_leave_the_model_as_it_was(labelled: Path, tmp_path: Path) -> None:
