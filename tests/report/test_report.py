@@ -213,10 +213,7 @@ def test_two_objects_are_found_on_different_things(embedded: LoadedModel, tmp_pa
     assert "the classes are found on different things" in said
 
 
-not_yet = pytest.mark.xfail(reason="agf's score for a class is still that of the class against its rivals", strict=True)
-
-
-@pytest.mark.parametrize("method", [pytest.param("agf", marks=not_yet), "gradcam"])
+@pytest.mark.parametrize("method", ["agf", "gradcam"])
 def test_two_breeds_are_not_found_on_different_things(embedded: LoadedModel, tmp_path: Path, method: str) -> None:
     said = said_of(embedded, tmp_path, samples()["cat"], "tabby", method)
     assert "said: <b>Egyptian cat</b>" in said
