@@ -30,7 +30,6 @@ def by_hand(b: int, k: int, score: str = "classes compete", without: str = "") -
     return Slow(network(), images()[b : b + 1], TARGETS[k], slow_agf.SCORES[score], dropped)
 
 
-@functools.cache
 def ours(**options: object) -> classlens.Explanation:
     return classlens.explain(network(), images(), [TARGETS, TARGETS], trace=True, **options)
 
