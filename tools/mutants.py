@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -85,9 +86,11 @@ def _warm_up() -> None:
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     for name in ("numpy", "captum.attr", "matplotlib", "PIL.Image", "torch._dynamo"):
         importlib.import_module(name)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     torch.set_num_threads(1)
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     hypothesis.settings.load_profile("mutants")
+    gc.freeze()  # pytest collects garbage as it ends: half a second if it had to look at all of torch
 
 
 def _source_files(only: Sequence[str] = ("",)) -> list[str]:
@@ -178,10 +181,10 @@ class Tracer:
         return found
 
 
-def tests_for(mutant: Mutant, source: str, reach: Reach) -> list[str]:
+def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
     """The tests that reach a fault, quickest first, one of each function before the second of any."""
-    more_lines = source.encode()[slice(*mutant.span)].count(b"\n")
-    at = set(range(mutant.line, mutant.line + more_lines + 1))
+    first, last = mutant.lines
+    at = set(range(first, last + 1))
     reaching = [test for test, measured in reach.items() if at & set(measured["lines"].get(mutant.file, ()))]
     if mutant.on_import:  # any test of the file may notice
         reaching = [test for test, measured in reach.items() if mutant.file in measured["lines"]]
@@ -231,27 +234,24 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 
 class Watcher:
-    """A pytest plugin that runs the tests in the order given and says which failed first."""
+    """A pytest plugin that runs the tests in the order given and ends the process with the first that fails."""
 
-    def __init__(self, order: Sequence[str]) -> None:
-        self.order = {test: i for i, test in enumerate(order)}
-        self.failed = "import"
+    def __init__(self, order: Sequence[str], answer: int) -> None:
+        self.order, self.answer = {test: i for i, test in enumerate(order)}, answer
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=lambda item: self.order.get(item.nodeid, len(self.order)))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and self.failed == "import":
-            self.failed = report.nodeid
+        if report.failed:
+            os.write(self.answer, report.nodeid.encode())
+            os._exit(1)
 
 
 def _try(mutant: Mutant, source: str, tests: Sequence[str], answer: int) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.meta_path.insert(0, Changed(mutant.file, mutant.applied(source)))
-    watcher = Watcher(tests)
-    code = int(pytest.main([*tests, *QUIET], plugins=[watcher]))
-    os.write(answer, watcher.failed.encode())
-    return code
+    return int(pytest.main([*tests, *QUIET], plugins=[Watcher(tests, answer)]))
 
 
 def _forked(work: Callable[[], int], says: str = os.devnull) -> int:
@@ -297,7 +297,7 @@ class Trial:
         elif os.waitstatus_to_exitcode(status) == 0:
             by = ""
         else:
-            by = os.read(self.answer, 4096).decode() or "crash"
+            by = os.read(self.answer, 4096).decode() or "import"
         os.close(self.answer)
         return {"outcome": "killed" if by else "survived", "by": by, "seconds": seconds}
 
@@ -309,7 +309,7 @@ def _tried(
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            if tests := tests_for(mutant, sources[mutant.file], reach):
+            if tests := tests_for(mutant, reach):
                 running.append(_begun(mutant, sources[mutant.file], tests, reach))
             else:
                 yield mutant, {"outcome": "survived", "by": "no test reaches it", "seconds": 0.0}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Change = tuple[ast.AST, str, str]  # what is replaced, by what, and how that is called
+Change = tuple[Any, str, str]  # what is replaced, by what, and how that is called
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 ARITHMETIC: dict[type, type] = {
@@ -47,6 +47,7 @@ class Mutant:
     nth: int
     span: tuple[int, int]  # bytes of the source
     new: str
+    lines: tuple[int, int]  # of its statement: one of these runs when it does
     on_import: bool  # it stands outside of functions
 
     @property
@@ -68,14 +69,15 @@ def mutants(file: str, source: str) -> list[Mutant]:
         offsets.append(offsets[-1] + len(line.encode()))
     found, seen = [], Counter[tuple[str, str]]()
     tree = ast.parse(source)
-    changes = sorted(_changes(tree), key=lambda c: (c[0].lineno, c[0].col_offset))  # type: ignore[attr-defined]
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, Function) for n in _body(f)}
-    for node, new, what in changes:
-        at: Any = node
+    changes = sorted(_changes(tree), key=lambda found: (found[0][0].lineno, found[0][0].col_offset))
+    for (at, new, what), statement in changes:
         span = offsets[at.lineno - 1] + at.col_offset, offsets[at.end_lineno - 1] + at.end_col_offset
         text = lines[at.lineno - 1].strip()
         seen[text, what] += 1
-        mutant = Mutant(file, at.lineno, text, what, seen[text, what], span, new, id(node) not in inside)
+        last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno
+        reached = statement.lineno, max(statement.lineno, last)
+        mutant = Mutant(file, at.lineno, text, what, seen[text, what], span, new, reached, id(at) not in inside)
         if _compiles(mutant.applied(source)):
             found.append(mutant)
     return found
@@ -97,10 +99,13 @@ def _compiles(source: str) -> bool:
 # ------------------------------------------------------------------------------------------------ where to look
 
 
-def _changes(tree: ast.Module) -> Iterator[Change]:
+def _changes(tree: ast.Module) -> Iterator[tuple[Change, Any]]:
+    """Each change with the statement it stands in."""
     for node, parents in _walk(tree, ()):
+        statement = next((n for n in (node, *reversed(parents)) if isinstance(n, ast.stmt)), None)
         for change in CHANGES:
-            yield from change(node, parents)
+            for found in change(node, parents):
+                yield found, statement
 
 
 def _walk(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
