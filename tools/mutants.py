@@ -46,7 +46,7 @@ TESTS = "tests/core", "tests/methods", "tests/test_explanation.py", "tests/test_
 LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures: seconds each
 ROWS, LINES = ROOT / "build" / "mutants.jsonl", ROOT / "build" / "mutants_lines.json"
 REASONS, TABLE = ROOT / "tools" / "mutants_survivors.toml", ROOT / "tests" / "MUTANTS.md"
-SECONDS, TESTS_EACH, MEMORY = 12.0, 60, 6 * 2**30  # for one fault: tests that take this long together, so many, bytes
+SECONDS, OTHERS, MEMORY = 12.0, 60, 6 * 2**30  # for one fault: tests that take this long, so many of other files, bytes
 QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
 
 
@@ -182,23 +182,23 @@ class Tracer:
 
 
 def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
-    """The tests that reach a fault, quickest first, one of each function before the second of any."""
+    """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time."""
     first, last = mutant.lines
     at = set(range(first, last + 1))
     reaching = [test for test, measured in reach.items() if at & set(measured["lines"].get(mutant.file, ()))]
     if mutant.on_import:  # any test of the file may notice
         reaching = [test for test, measured in reach.items() if mutant.file in measured["lines"]]
-    reaching.sort(key=lambda test: (reach[test]["seconds"], test))
-    turn: dict[str, int] = {}
-    rounds = []
-    for test in reaching:
-        function = test.partition("[")[0]
-        turn[function] = turn.get(function, 0) + 1
-        rounds.append((turn[function], reach[test]["seconds"], test))
-    chosen, total = [], 0.0
-    for _, seconds, test in sorted(rounds):
-        total += seconds
-        if chosen and (total > SECONDS or len(chosen) == TESTS_EACH):
+    own_file = f"tests/{Path(mutant.file).parent}/test_{Path(mutant.file).stem}.py"
+    turns: dict[str, int] = {}
+    ordered = []
+    for test in sorted(reaching, key=lambda test: (reach[test]["seconds"], test)):
+        file, function = test.partition("::")[0], test.partition("[")[0]
+        turns[function] = turns.get(function, 0) + 1
+        ordered.append((file != own_file, turns[function], reach[test]["seconds"], test))
+    chosen, total, others = [], 0.0, 0
+    for elsewhere, _, seconds, test in sorted(ordered):
+        total, others = total + seconds, others + elsewhere
+        if chosen and (total > SECONDS or others > OTHERS):
             break
         chosen.append(test)
     return chosen
