@@ -33,7 +33,7 @@ NAMES = {
     "ones_like": "zeros_like", "cos": "sin", "exp": "expm1", "softmax": "log_softmax", "floor": "ceil",
 }  # fmt: skip
 LEFT_OUT = frozenset(("abs", "abs_", "sign", "double", "clone", "sigmoid", "relu", "sqrt", "square", "conj", "flip"))
-SAME_WITHOUT = frozenset(("strict", "device", "memory_format", "maxsize"))  # keywords that change no result
+SAME_WITHOUT = frozenset(("strict", "device", "memory_format", "frozen"))  # keywords that change no result
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
         return
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "cast", "TypeVar"):
         return
-    if _lists_names(node):
+    if _lists_names(node) or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("lru_cache")):
         return
     aside = {"annotation", "returns", "type_comment", "ctx"}
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp) and _names_a_type(node):
