@@ -152,6 +152,19 @@ def test_what_is_no_border_of_zeros_stays(conv: Callable[[Tensor], Tensor]) -> N
     assert agrees(tape)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: F.conv2d(x, x.mean() * WEIGHT), lambda x: F.relu(F.conv2d(x, WEIGHT)),  # a weight of the image's own
+        lambda x: F.conv_transpose2d(x, WEIGHT.transpose(0, 1)),
+    ],
+)  # fmt: skip
+def test_a_norm_stays_where_it_cannot_be_folded(before: Callable[[Tensor], Tensor]) -> None:
+    model = Does(lambda x: F.batch_norm(before(x), MEAN, VARIANCE).flatten(1)).eval()
+    tape = folded(record(model, pictures(2, (6, 5)).double()))
+    assert tape.ops()["batch_norm"] == 1
+
+
 def test_a_border_that_something_else_reads_stays() -> None:
     def twice(x: Tensor) -> Tensor:
         wide = F.pad(x, (1, 1))

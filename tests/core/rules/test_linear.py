@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import reference
 from classlens.core.capture import record
-from classlens.core.rules import linear
+from classlens.core.rules import linear, propagate, rule_for
 from classlens.core.rules.linear import LinearMap, linear_map, output_stride
 
 
@@ -112,6 +112,15 @@ def test_rule_is_its_definition(layer: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
+def test_by_default_influence_decides(layer: str) -> None:
+    """C of Eq. 8 is the rule of every kind of linear layer."""
+    found, module, relevance = case(layer)
+    tape = record(Layer(module).eval(), found.x)
+    ours = propagate(tape, {tape.output: relevance}, rule_for).relevance
+    assert torch.allclose(ours, linear.absolute(found, relevance))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_forward_and_adjoint_belong_together(layer: str) -> None:
     """<W x, r> = <x, W^T r>, and the forward is the layer without its bias."""
     found, module, r = case(layer)
@@ -162,11 +171,13 @@ def test_blocks_are_small_and_whole_between_them(monkeypatch: pytest.MonkeyPatch
         assert relevance.shape[-1] == len(layer.unscaled)
         return layer.adjoint(relevance, layer.weight)
 
-    for weights, rows in ((1, 1), (inputs, 1), (4 * inputs + 1, 4), (outputs * inputs, outputs)):
+    assert (outputs, inputs) == (6, 10)
+    for weights, rows in ((1, [1] * 6), (10, [1] * 6), (41, [4, 2]), (60, [6])):
         seen.clear()
         monkeypatch.setattr(linear, "_BLOCK", weights)
         assert torch.allclose(counted(found, relevance), found.adjoint(relevance, found.weight))
-        assert [len(layer.unscaled) for layer in seen[:-1]] == [rows] * (len(seen) - 1)
+        assert [len(layer.unscaled) for layer in seen] == rows
+        assert (seen[0] is found) == (len(rows) == 1)  # nothing is copied that need not be
         for name in ("unscaled", "bias", "scale"):
             assert torch.equal(torch.cat([getattr(layer, name) for layer in seen]), getattr(found, name))
     convolution, _, relevance = case("conv")  # these are small
