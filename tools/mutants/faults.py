@@ -33,7 +33,8 @@ NAMES = {
     "ones_like": "zeros_like", "cos": "sin", "exp": "expm1", "softmax": "log_softmax", "floor": "ceil",
 }  # fmt: skip
 LEFT_OUT = frozenset(("abs", "abs_", "sign", "double", "clone", "sigmoid", "relu", "sqrt", "square", "conj", "flip"))
-SAME_WITHOUT = frozenset(("strict", "device", "memory_format", "frozen"))  # keywords that change no result
+# Keywords that change no result, or only say what holds anyway.
+SAME_WITHOUT = frozenset(("strict", "device", "memory_format", "frozen", "align_corners"))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from where import PACKAGE, REACH, ROOT, own_tests, source_files, test_files, ver
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
-SECONDS, OTHERS = 12.0, 60  # for one fault: tests that take this long together, so many of other files than its own
+SECONDS, OTHERS = 15.0, 150  # for one fault: tests that take this long together, so many of other files than its own
 
 
 def measured() -> Reach:
@@ -82,6 +82,7 @@ class Tracer:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
+        _forget()
         begun, lines = time.perf_counter(), {}
         yield from self._during(lines)
         self.tests[item.nodeid] = {"seconds": time.perf_counter() - begun, "lines": lines}
@@ -95,6 +96,15 @@ class Tracer:
                 lines.setdefault(file, set()).update(more)
             found.setdefault(file_of(test), {})[test] = reached | {"lines": {f: sorted(at) for f, at in lines.items()}}
         return found
+
+
+def _forget() -> None:
+    """Empty the package's caches: what an earlier test left there, this one would not reach."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("classlens"):
+            for value in list(vars(module).values()):
+                if callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
 
 
 def file_of(test: str) -> str:
