@@ -109,7 +109,7 @@ def test_variants() -> None:
 def test_the_balances_error_is_relative_to_what_flowed() -> None:
     started, arrived, absorbed, size = torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]], [[2.0, 0.0]], [[5.0, 0.0]]]).double()
     error = Balance(started, arrived, absorbed, size).error()
-    assert torch.equal(error, torch.tensor([[0.2, 0.0]]).double())
+    assert torch.allclose(error, torch.tensor([[0.2, 0.0]]).double())
 
 
 def test_totals_are_float64_and_do_not_round() -> None:
