@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import Tape, folded, record
-from classlens.core.rules.linear import LINEAR_OPS, linear_map
+from classlens.core.ops import LINEAR_OPS
+from classlens.core.rules.linear import linear_map
 from networks import build, pictures
 from steps import Does
 

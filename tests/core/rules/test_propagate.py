@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
 from classlens.core.rules.propagate import MULTI_OUTPUT, Ledger, Sweep
+from classlens.errors import UnsupportedOp
 from steps import Does
 
 X = torch.tensor([[[[1.0, -2.0], [3.0, 0.5]]], [[[4.0, 1.0], [-1.0, 2.0]]], [[[-3.0, 5.0], [2.0, 1.0]]]])  # (3,1,2,2)
@@ -142,10 +143,11 @@ def test_the_ledger_does_not_round_channels_away() -> None:
 
 
 def test_windows_of_an_image_are_added_up_for_it() -> None:
-    """Six rows of two images: the first three are the first's. Rows that cannot be told apart stay as they are."""
+    """Six rows of two images: the first three are the first's. Rows of four images cannot be told apart."""
     rows = torch.arange(6.0).reshape(1, 6, 1)
     assert torch.equal(Ledger(2).total(rows), torch.tensor([[3.0, 12.0]]).double())
-    assert torch.equal(Ledger(4).total(rows), rows[..., 0].double())
+    with pytest.raises(UnsupportedOp, match="6 entries, which are not the 4 images"):
+        Ledger(4).total(rows)
 
 
 def test_what_next_to_nothing_caused_stays() -> None:
