@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MU = 0.8  # A's share
+FIFTH = 0.2  # the largest weight of a rival
 FEW_LAYERS, LEAST, MOST = 6, 0.2, 1.0  # of lambda
 DEEP = 8  # the stride from which on a layer has a residual
 SHARPNESS, RIDGE, GUARD = 10.0, 1.0, 1e-9  # of the factorisation; the guard of its divisions
@@ -65,7 +66,7 @@ class Everything(nn.Module):
         self.tiled = nn.MaxPool2d(2)
         self.last = nn.Conv2d(6, 6, (3, 1), padding=(1, 0))
         self.more = nn.Conv2d(6, 7, 1)
-        self.head = nn.Sequential(nn.Linear(7 * 2, 10), nn.ReLU(), nn.Linear(10, 5))
+        self.head = nn.Sequential(nn.Linear(7 * 2, 10), nn.ReLU(), nn.Linear(10, 12))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem_norm(self.stem(x)))
@@ -129,13 +130,27 @@ def steps(m: Everything) -> list[Step]:
 # --------------------------------------------------------------------------------------------------- 1: the score
 
 
-def log_odds(y: Tensor, t: int) -> Tensor:
-    """Where classes compete: y_t - T log sum_{k != t} exp(y_k / T), T the standard deviation of the logits."""
+def above_rivals(y: Tensor, t: int) -> Tensor:
+    """Where classes compete: y_t - sum_{k != t} p_k y_k, p = softmax(beta y) over the others, read as constants.
+
+    beta is 1 / std(y), or smaller, until no p_k is larger than a fifth (0, if nothing is small enough).
+    """
     values = y.tolist()
+    rivals = [k for k in range(len(y)) if k != t]
     mean = sum(values) / len(values)
-    temperature = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-    others = sum(torch.exp(y[k] / temperature) for k in range(len(y)) if k != t)
-    return y[t] - temperature * torch.log(torch.as_tensor(others))
+    beta = 1 / math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+    if max(_softmax(values, rivals, beta)) > FIFTH:
+        low, high = 0.0, beta
+        while high - low > 1e-15 * beta:
+            middle = (low + high) / 2
+            low, high = (low, middle) if max(_softmax(values, rivals, middle)) > FIFTH else (middle, high)
+        beta = low
+    return y[t] - sum(p * y[k] for p, k in zip(_softmax(values, rivals, beta), rivals, strict=True))
+
+
+def _softmax(values: list[float], of: list[int], beta: float) -> list[float]:
+    sizes = [math.exp(beta * values[k]) for k in of]
+    return [size / sum(sizes) for size in sizes]
 
 
 def highlighted(y: Tensor, t: int) -> Tensor:
@@ -146,7 +161,7 @@ def highlighted(y: Tensor, t: int) -> Tensor:
     return torch.exp(bumps[t]) / sum(torch.exp(bump) for bump in bumps)
 
 
-SCORES = {"classes compete": log_odds, "multilabel": highlighted}
+SCORES = {"classes compete": above_rivals, "multilabel": highlighted}
 
 
 # ------------------------------------------------------------------------------------------- 3 to 5: C, A, and P
@@ -234,12 +249,19 @@ def gate(c: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-c.mean(0)))
 
 
+def gradcam(x: Tensor, gradient: Tensor) -> Tensor:
+    """In the place of F(x) + M: what Grad-CAM would show here, as a mean over channels."""
+    return (x * gradient.mean((1, 2), keepdim=True)).mean(0).clamp(min=0)
+
+
 def residual(x: Tensor, gradient: Tensor, c: Tensor, without: frozenset[str]) -> dict[str, Tensor]:
     """q = F(dx) + gate(C) (F(x) + M) and its terms, each (h,w); x, gradient and C are (C,h,w)."""
     partition = c.mean(0)
     terms = {
         "F_dx": factorised(gradient, partition), "F_x": factorised(x, partition), "M": interaction(x, gradient),
     }  # fmt: skip
+    if "all but Grad-CAM" in without:
+        terms |= {"F_x": gradcam(x, gradient), "M": torch.zeros_like(partition)}
     terms = {name: 0 * t if name.replace("_", "") in without else t for name, t in terms.items()}
     weight = torch.ones_like(partition) if "gate" in without else gate(c)
     return terms | {"q": terms["F_dx"] + weight * (terms["F_x"] + terms["M"])}
@@ -351,7 +373,7 @@ class Slow:
     model: Everything
     image: Tensor  # (1,3,H,W)
     target: int
-    score: Callable[[Tensor, int], Tensor] = log_odds
+    score: Callable[[Tensor, int], Tensor] = above_rivals
     without: frozenset[str] = frozenset()
     layers: list[tuple[Step, dict[str, Tensor]]] = field(default_factory=list)
     absorbed: float = 0.0

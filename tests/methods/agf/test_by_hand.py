@@ -76,3 +76,32 @@ def test_classes_that_do_not_compete() -> None:
 @pytest.mark.parametrize("term", ["A", "Fx", "Fdx", "M", "gate", "coarse"])
 def test_without_a_term(term: str) -> None:
     assert distance(ours(without=term).maps[0, 0], by_hand(0, 0, without=term).map) < 1e-9
+
+
+def test_grad_cam_in_the_residuals_place() -> None:
+    assert distance(ours(residual="gradcam").maps[0, 0], by_hand(0, 0, without="all but Grad-CAM").map) < 1e-9
+
+
+def test_influence_alone() -> None:
+    """only=C: neither A nor the residual nor the coarse evidence."""
+    slow = Slow(network(), images()[:1], TARGETS[0], without=frozenset(("A", "Fx", "Fdx", "M", "coarse")))
+    assert distance(ours(only="C").maps[0, 0], slow.map) < 1e-9
+
+
+def test_a_number_made_of_logits() -> None:
+    def asked(y: Tensor) -> Tensor:
+        return y[0] * y[1] - 2 * y[4]
+
+    e = classlens.explain(network(), images()[:1], asked)
+    assert distance(e.maps[0, 0], Slow(network(), images()[:1], -1, lambda y, t: asked(y)).map) < 1e-9
+
+
+def test_rivals_are_weighed_in_each_way() -> None:
+    """With 1 / std(y), and with less where one rival would weigh more than a fifth: both occur here."""
+    heaviest = []
+    for b in range(2):
+        y = by_hand(b, 0).logits.detach()
+        for t in TARGETS:
+            rivals = torch.cat([y[:t], y[t + 1 :]])
+            heaviest.append(float((rivals / y.std(correction=0)).softmax(0).max()))
+    assert min(heaviest) < slow_agf.FIFTH < max(heaviest)
