@@ -16,6 +16,7 @@ import gc
 import importlib
 import os
 import random
+import signal
 import sys
 import time
 
@@ -31,6 +32,7 @@ from where import PACKAGE, ROOT, source_files
 def main() -> None:
     """Try the faults that were not tried yet, and say what came of it."""
     args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     _warm_up()
     sources = {file: (PACKAGE / file).read_text() for file in source_files(args.only)}
     reach = measured()

@@ -30,19 +30,23 @@ def tried(
 ) -> Iterator[tuple[Mutant, Outcome]]:
     """Each fault with its outcome, `jobs` at a time."""
     waiting, running = list(reversed(todo)), list[Trial]()
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            if tests := tests_for(mutant, reach):
-                running.append(_begun(mutant, sources[mutant.file], tests, reach))
-            else:
-                yield mutant, {"outcome": "survived", "by": "no test reaches it", "seconds": 0.0}
-        for trial in list(running):
-            outcome = trial.outcome()
-            if outcome is not None:
-                running.remove(trial)
-                yield trial.mutant, outcome
-        time.sleep(0.01)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant = waiting.pop()
+                if tests := tests_for(mutant, reach):
+                    running.append(_begun(mutant, sources[mutant.file], tests, reach))
+                else:
+                    yield mutant, {"outcome": "survived", "by": "no test reaches it", "seconds": 0.0}
+            for trial in list(running):
+                outcome = trial.outcome()
+                if outcome is not None:
+                    running.remove(trial)
+                    yield trial.mutant, outcome
+            time.sleep(0.01)
+    finally:  # interrupted: no fork goes on alone
+        for trial in running:
+            os.kill(trial.pid, signal.SIGKILL)
 
 
 def _begun(mutant: Mutant, source: str, tests: Sequence[str], reach: Reach) -> Trial:
