@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit docs bench format clean
+.PHONY: help demo test lint types imports unit docs bench mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -41,6 +41,9 @@ docs: $(VENV)/.all ## the documentation, into site/
 bench: $(VENV)/.all ## speed and memory beside other libraries: benchmarks/RESULTS.md (an hour; goes on where it was)
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/profile_agf.py
+
+mutants: $(VENV)/.all ## one small fault at a time: does a test fail? tests/MUTANTS.md (two hours; goes on where it was)
+	$(BIN)/python tools/mutants
 
 format: $(VENV)/.all ## let ruff mend style and formatting
 	$(BIN)/ruff check --fix .

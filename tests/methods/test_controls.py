@@ -47,6 +47,30 @@ def test_centre_by_its_formula() -> None:
     assert int(found.argmax()) in {9 * 40 + 19, 9 * 40 + 20, 10 * 40 + 19, 10 * 40 + 20}
 
 
+def test_centre_has_a_quarter_of_the_picture_as_its_deviation_and_float64_where_asked() -> None:
+    model, images = build("plain").double(), pictures(1, (20, 40)).double()
+    found = classlens.explain(model, images, 1, "centre").maps[0, 0]
+    v, u = (3 + 0.5) / 20 - 0.5, (31 + 0.5) / 40 - 0.5
+    assert math.isclose(float(found[3, 31]), math.exp(-8 * (u * u + v * v)), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["random", "random(cells=1)", "centre", "sobel"])
+def test_each_class_has_a_map_of_its_own_to_write_into(method: str) -> None:
+    found = maps(method, pictures(2, (24, 40)))
+    found[0, 0] = -5.0
+    assert (found[:, 1] != -5).all()
+    assert (found[1] != -5).all()
+
+
+def test_one_cell_is_the_same_everywhere() -> None:
+    found = maps("random(cells=1)", pictures(1))
+    assert torch.allclose(found, found[..., :1, :1])
+
+
+def test_a_picture_without_edges_has_none_at_its_border() -> None:
+    assert maps("sobel", torch.full((1, 3, 16, 18), 3.0)).abs().max() < 1e-5
+
+
 def test_sobel_of_a_ramp_is_its_slope() -> None:
     y, x = torch.meshgrid(torch.arange(16.0), torch.arange(20.0), indexing="ij")
     ramp = torch.stack([0.3 * x + 0.4 * y, 0.1 * x, torch.full_like(x, 2.0)])[None]

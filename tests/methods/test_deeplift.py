@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +7,8 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import record
-from classlens.errors import CaptureError, MethodError
+from classlens.errors import CaptureError, MethodError, UnsupportedOp
+from classlens.methods import deeplift
 from classlens.methods.deeplift import multipliers
 from classlens.methods.inputs import baselines
 from goldens import distance
@@ -112,6 +115,108 @@ def test_rescale_rule_by_hand() -> None:
     slope = two_records(torch.exp, x, x0)
     assert torch.allclose(slope[:, :3], ((x.exp() - x0.exp()) / (x - x0))[:, :3])
     assert torch.allclose(slope[:, 3], x[:, 3].exp())  # the same at both: the derivative
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "abs": lambda t: (t - 9).abs(), "exp": torch.exp, "expm1": torch.expm1, "log": torch.log, "log1p": torch.log1p,
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "square": torch.square,
+    "pow": lambda t: t**0.3, "erf": lambda t: torch.erf(t - 9), "sin": lambda t: torch.sin(3 * t),
+    "cos": lambda t: torch.cos(3 * t), "floor": torch.floor, "round": torch.round, "sign": lambda t: (t - 9).sign(),
+    "tanh": lambda t: torch.tanh(t - 9), "hardtanh": lambda t: F.hardtanh(t - 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_one_unit_has_its_mean_slope(name: str) -> None:
+    """However far apart image and baseline are: no points between them would do."""
+    x, x0 = torch.tensor([[40.0, 2.0, 0.01]]).double(), torch.tensor([[0.001, 30.0, 25.3]]).double()
+    function = FUNCTIONS[name]
+    assert torch.allclose(two_records(function, x, x0), (function(x) - function(x0)) / (x - x0), rtol=1e-12)
+
+
+def halves(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t[:, :2], t[:, 2:]
+
+
+W = torch.tensor([[1.0, -2.0], [3.0, 0.5]]).double()
+EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "add": lambda t: torch.add(*halves(t)), "sub": lambda t: torch.sub(*halves(t)),
+    "mul": lambda t: torch.mul(*halves(t)), "matmul": lambda t: halves(t)[0] @ halves(t)[1].mT,
+    "einsum": lambda t: torch.einsum("bi,bj->bij", *halves(t)).flatten(1),
+    "addmm": lambda t: torch.addmm(t[:, 2:], t[:, :2], W), "div": lambda t: t / 3,
+    "baddbmm": lambda t: torch.baddbmm(t[:, None, 2:], t[:, None, :2], W[None]).flatten(1),
+    "bilinear": lambda t: F.bilinear(*halves(t), torch.stack([W, W.mT])), "mean": lambda t: t.mean(1, keepdim=True),
+    "cat": lambda t: torch.cat([t, t], 1), "chunk": lambda t: t.chunk(2, 1)[1],
+    "linear": lambda t: F.linear(t[:, :2], W), "dropout": lambda t: F.dropout(t, 0.5, False), "relu": F.relu,
+    "a live weight": lambda t: F.linear(t[:, :2], t[:, 2:]), "a constant input": lambda t: F.linear(W, t[:, :2]).mT,
+    "batch_norm": lambda t: F.batch_norm(t[:, :2], W[0] + 3, W[1]), "detach": lambda t: t.detach() * 2,
+    "max_pool1d": lambda t: F.max_pool1d(t[None], 2)[0], "amax": lambda t: t.amax(1, keepdim=True),
+    "adaptive_max_pool1d": lambda t: F.adaptive_max_pool1d(t[None], 2)[0], "clone": lambda t: t.clone(),
+    "maximum": lambda t: torch.maximum(*halves(t)), "max": lambda t: t.max(1).values[:, None],
+    "max_pool2d": lambda t: F.max_pool2d(t.reshape(1, 1, 2, 2), 2).flatten(1),
+    "adaptive_max_pool2d": lambda t: F.adaptive_max_pool2d(t.reshape(1, 1, 2, 2), 1).flatten(1),
+    "max_pool3d": lambda t: F.max_pool3d(t.reshape(1, 1, 1, 2, 2), (1, 2, 1)).flatten(1),
+    "adaptive_max_pool3d": lambda t: F.adaptive_max_pool3d(t.reshape(1, 1, 1, 2, 2), 1).flatten(1),
+    "indices": lambda t: F.max_pool1d(t[None], 2, return_indices=True)[0][0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_can_be_settled_exactly_is_not_integrated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any points to integrate over, the multipliers of these still add up to the difference."""
+    monkeypatch.setattr(deeplift, "POINTS", 0)
+    x, x0 = torch.tensor([[3.0, -1.0, 2.0, 0.5]]).double(), torch.tensor([[-2.0, 4.0, 1.0, 5.0]]).double()
+    difference = (EXACT[name](x) - EXACT[name](x0)).sum()
+    assert torch.allclose((two_records(EXACT[name], x, x0) * (x - x0)).sum(), difference, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: t.softmax(1)[:, :1], lambda t: (t[:, :2].abs() + 1) ** t[:, 2:], lambda t: t[:, :2] / (9 + t[:, 2:]),
+        lambda t: 7 / (9 + t), lambda t: F.batch_norm(t[None], None, None, training=True)[0, :, 1:],
+        lambda t: F.layer_norm(t, (4,))[:, 1:],
+    ],
+)  # fmt: skip
+def test_the_rest_is_the_mean_jacobian(function: Callable[[Tensor], Tensor]) -> None:
+    """By 4000 points half way between 4001: m = the mean over a of J(x0 + a dx)^T 1."""
+    x, x0 = torch.tensor([[3.0, 1.0, 2.0, 0.5]]).double(), torch.tensor([[2.0, 4.0, 1.0, -3.0]]).double()
+    places = ((torch.arange(4000) + 0.5) / 4000).double()[:, None]
+    leaf = (x0 + places * (x - x0)).requires_grad_()
+    slow = sum(torch.autograd.grad(function(row[None]).sum(), row)[0] for row in leaf.unbind(0)) / 4000
+    assert torch.allclose(two_records(function, x, x0)[0], slow, rtol=1e-5, atol=1e-7)
+
+
+def test_a_bound_that_is_larger_than_what_it_bounds() -> None:
+    """One unit against three bounds: the slopes of all three add up in it."""
+    x, x0, bounds = (
+        torch.tensor([[4.0]]).double(),
+        torch.tensor([[0.0]]).double(),
+        torch.tensor([[1.0, 2.0, 9.0]]).double(),
+    )
+    found = two_records(lambda t: torch.clamp(t, max=bounds), x, x0)
+    assert torch.allclose(found, torch.tensor([[(1 + 2 + 4) / 4]]).double(), rtol=0.1)
+
+
+def test_a_number_made_of_logits_is_complete_too() -> None:
+    model, x = build("plain").double(), pictures().double()
+
+    def product(y: Tensor) -> Tensor:
+        return y[0] * y[1] ** 2
+
+    e = classlens.explain(model, x, product, "deeplift-shap", baselines="zero")
+    expected = torch.stack([product(a) - product(b) for a, b in zip(model(x), model(0 * x), strict=True)])
+    assert torch.allclose(e.maps.sum((1, 2, 3)), expected, rtol=1e-9)
+    assert e.report.conservation.max() < 1e-9
+
+
+def test_an_output_that_cannot_be_followed_is_refused() -> None:
+    class Second(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.std_mean(x, (2, 3))[1]
+
+    with pytest.raises(UnsupportedOp, match="needs the first output of std_mean in the model itself"):
+        classlens.explain(Second().eval(), pictures(), 1, "deeplift-shap")
 
 
 def test_nearly_equal_inputs_keep_their_digits() -> None:

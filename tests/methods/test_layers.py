@@ -1,13 +1,26 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Node, Tape, record
+from classlens.core.rules.linear import linear_map
 from classlens.methods.agf import terms as agf
-from classlens.methods.layers import first_layers, head_layers, meets_activation_first, over_places, patch_layers
+from classlens.methods.layers import (
+    evidence_at,
+    first_layers,
+    gradient_values,
+    head_layers,
+    is_spatial_conv,
+    last_layers,
+    meets_activation_first,
+    over_places,
+    patch_layers,
+    spatial_before_flatten,
+)
 from networks import build, pictures
 
 
@@ -48,6 +61,161 @@ def test_a_branch_ends_the_search() -> None:
             return self.b(x + self.a(x).relu())
 
     assert [node.module for node in head_layers(record(Skip().eval(), pictures()))] == ["b"]
+
+
+class Parts(nn.Module):
+    """Named layers, put together by a function of (layers, image)."""
+
+    def __init__(self, do: Callable[[nn.ModuleDict, Tensor], Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.do, self.layers = do, nn.ModuleDict(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.do(self.layers, x)
+
+
+def names(nodes: Iterable[Node]) -> list[str]:
+    return sorted(node.module.removeprefix("layers.") for node in nodes)
+
+
+def parts(do: Callable[[nn.ModuleDict, Tensor], Tensor], size: int = 4, **layers: nn.Module) -> Tape:
+    torch.manual_seed(0)
+    return record(Parts(do, **layers).eval(), torch.randn(2, 3, size, size))
+
+
+@pytest.mark.parametrize(
+    ("do", "last"),
+    [
+        (lambda m, x: m.a(x.mean((2, 3))) + m.b(x.amax((2, 3))), ["a", "b"]),
+        (lambda m, x: m.b(m.a(x.mean((2, 3))).relu()).relu(), ["b"]),
+        (lambda m, x: (y := m.a(x.mean((2, 3)))) + y.relu(), ["a"]),  # by two ways, and one layer all the same
+        (lambda m, x: torch.cat([m.a(x.mean((2, 3))), x.mean((2, 3))], 1), ["a"]),
+    ],
+)
+def test_the_last_layers_are_those_that_nothing_but_other_operations_follows(do, last: list[str]) -> None:
+    assert names(last_layers(parts(do, a=nn.Linear(3, 3), b=nn.Linear(3, 3)))) == last
+
+
+@pytest.mark.parametrize(
+    ("do", "head", "size"),
+    [
+        (lambda m, x: m.c(m.a(x.mean((2, 3))).relu()) + m.d(m.b(x.mean((2, 3))).relu()), ["c", "d"], 4),  # two ends
+        (lambda m, x: m.b(m.a(x.mean((2, 3))).unflatten(1, (2, 3)).relu().flatten(1)[:, :3]), ["b"], 4),  # places
+        (lambda m, x: m.b(m.a(x.mean((2, 3)))[:, :3] + x.mean((2, 3))), ["b"], 4),  # a branch
+        (lambda m, x: m.c(m.conv(x).relu().flatten(1)), ["conv"], 1),  # a picture of one pixel
+        (lambda m, x: m.c(m.conv(x).relu().flatten(1)), ["c"], 2),  # the layer itself reads places
+        (lambda m, x: m.c(m.b(m.a(x.mean((2, 3)))[:, :3]).relu()), ["a"], 4),
+    ],
+)
+def test_only_a_chain_of_dense_layers_is_a_head(do, head: list[str], size: int) -> None:
+    layers = {
+        "a": nn.Linear(3, 6),
+        "b": nn.Linear(3, 3),
+        "c": nn.Linear(3 if size == 4 else 5, 4),
+        "d": nn.Linear(3, 4),
+    }
+    if "conv" in do.__code__.co_names:
+        layers["conv"] = nn.Conv2d(3, 5, size)
+    elif head == ["c", "d"]:
+        layers["a"] = nn.Linear(3, 3)
+    assert names(head_layers(parts(do, size, **layers))) == head
+
+
+ON_THE_IMAGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "itself": lambda x: x, "rescaled": lambda x: (x - 0.5) / 0.2 * 2 + 1, "padded": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "sliced": lambda x: x[:, :, 1:], "flipped": lambda x: x.flip(3), "joined": lambda x: torch.cat([x, x.flip(2)], 2),
+    "with a frame": lambda x: torch.cat([x, torch.ones(2, 3, 1, 4)], 2), "dropped": lambda x: F.dropout(x, 0.1, False),
+    "pooled": lambda x: F.max_pool2d(x, 2), "cut off": lambda x: torch.maximum(x, torch.zeros(())),
+    "chosen": lambda x: torch.where(torch.ones(4, 4) > 0, x, 0.0), "cast": lambda x: x.double().float(),
+    "reshaped": lambda x: x.flatten(2).unflatten(2, (4, 4)), "stacked": lambda x: torch.stack([x, x], 2).flatten(2, 3),
+}  # fmt: skip
+NOT_ON_THE_IMAGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "squashed": lambda x: x.relu(), "squared": lambda x: x * x, "averaged": lambda x: F.avg_pool2d(x, 2),
+    "less its mean": lambda x: x - x.mean((2, 3), keepdim=True),
+    "beside its mean": lambda x: torch.cat([x, x.mean(2, keepdim=True)], 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*ON_THE_IMAGE, *NOT_ON_THE_IMAGE])
+def test_the_first_layers_read_the_image_itself(name: str) -> None:
+    before = (ON_THE_IMAGE | NOT_ON_THE_IMAGE)[name]
+    tape = parts(lambda m, x: m.b(m.a(before(x)).relu()).mean((2, 3)), a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(4, 5, 1))
+    assert names(first_layers(tape)) == (["a"] if name in ON_THE_IMAGE else [])
+
+
+def test_several_layers_may_read_the_image() -> None:
+    def do(m: nn.ModuleDict, x: Tensor) -> Tensor:
+        of_weight = F.conv2d(torch.ones(2, 3, 4, 4), x[:1, :, :1, :1].expand(4, -1, -1, -1))
+        return (m.a(x) + m.b(x.flip(2)) + of_weight).mean((2, 3))
+
+    tape = parts(do, a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 4, 1))
+    assert names(first_layers(tape)) == ["a", "b"]  # and not the one that takes its weight from it
+
+
+@pytest.mark.parametrize(
+    ("after", "meets"),
+    [
+        (lambda y: y.relu(), True), (lambda y: y, False), (lambda y: y + 1, False), (lambda y: y.relu() + y, False),
+        (lambda y: y.relu() + y.tanh(), True), (lambda y: F.layer_norm(y, (4, 4)).relu(), True),
+        (lambda y: F.max_pool2d(y, 2).relu(), True), (lambda y: y.flip(2).transpose(2, 3).relu(), True),
+        (lambda y: F.avg_pool2d(y, 2).relu(), False), (lambda y: torch.cat([y, y], 1).relu(), False),
+        (lambda y: torch.cat([y.flip(2), y.sigmoid()], 1).relu(), False), (lambda y: (y * y).relu(), False),
+        (lambda y: torch.stack(y.chunk(2, 1)).relu(), False), (lambda y: F.normalize(y).flatten(1).tanh(), True),
+        (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True),
+    ],
+)  # fmt: skip
+def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], meets: bool) -> None:
+    tape = parts(lambda m, x: after(m.a(x)), a=nn.Conv2d(3, 4, 1))
+    assert meets_activation_first(tape, next(n for n in tape.nodes if n.op == "conv2d")) is meets
+
+
+@pytest.mark.parametrize(
+    ("before", "shape"),
+    [
+        (lambda x: x.flatten(1), (3, 4, 4)), (lambda x: x.reshape(len(x), -1), (3, 4, 4)),
+        (lambda x: F.dropout(x.view(2, 48), 0.1, False).clone().contiguous(), (3, 4, 4)),
+        (lambda x: x[:, :, :1].flatten(1), (3, 1, 4)), (lambda x: x[..., :1].flatten(1), (3, 4, 1)),
+        (lambda x: x.mean((2, 3), keepdim=True).flatten(1), None),  # one place
+        (lambda x: x.mean((2, 3)), None), (lambda x: x.flatten(2), None), (lambda x: x[:, 0].flatten(1), None),
+        (lambda x: x.flatten(1).relu(), None), (lambda x: x, None), (lambda x: F.dropout(x, 0.1, False), None),
+    ],
+)  # fmt: skip
+def test_the_feature_map_before_flattening(before: Callable[[Tensor], Tensor], shape: tuple[int, ...] | None) -> None:
+    width = before(torch.zeros(2, 3, 4, 4)).shape[-1]
+    tape = parts(lambda m, x: m.fc(before(x)), fc=nn.Linear(width, 2))
+    fc = next(n for n in tape.nodes if n.op == "linear")
+    assert spatial_before_flatten(tape, fc.inputs[0]) == shape
+
+
+@pytest.mark.parametrize(
+    ("layer", "spatial"),
+    [
+        (nn.Conv2d(3, 4, 3), True), (nn.Conv2d(3, 4, (1, 2)), True), (nn.Conv2d(3, 4, 1), False),
+        (nn.Conv3d(2, 4, (1, 3, 3)), False), (nn.ConvTranspose2d(3, 4, 3), False),
+    ],
+)  # fmt: skip
+def test_convolutions_that_see_more_than_one_place(layer: nn.Module, spatial: bool) -> None:
+    three = isinstance(layer, nn.Conv3d)
+    tape = parts(lambda m, x: m.a(x[:, None, :2].expand(-1, 2, -1, -1, -1) if three else x), a=layer)
+    assert is_spatial_conv(next(n for n in tape.nodes if "conv" in n.op)) is spatial
+
+
+def test_evidence_is_taken_through_each_layer_apart() -> None:
+    """x that two last layers and something else read: x W^T g for both, and nothing of the third way."""
+
+    def do(m: nn.ModuleDict, x: Tensor) -> Tensor:
+        y = x.mean((2, 3))
+        return m.a(y) + m.b(y).relu() + y * 7
+
+    tape = parts(do, a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    layers = last_layers(tape)
+    cotangents = torch.rand(2, 2, 3)
+    gradients = tape.gradients(cotangents, gradient_values(tape, layers))
+    ((value, evidence),) = evidence_at(tape, layers, gradients).items()
+    of_layer = {node.module: linear_map(node) for node in layers}
+    on = (of_layer["layers.b"].forward(value.tensor, of_layer["layers.b"].weight) + of_layer["layers.b"].bias) > 0
+    slow = cotangents @ of_layer["layers.a"].weight + (cotangents * on) @ of_layer["layers.b"].weight
+    assert torch.allclose(evidence, value.tensor * slow, atol=1e-6)
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

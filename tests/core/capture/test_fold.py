@@ -1,12 +1,16 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import folded, record
+from classlens.core.capture import Tape, folded, record
+from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.linear import linear_map
 from networks import build, pictures
+from steps import Does
 
 
 @pytest.mark.parametrize("name", ["plain", "residual", "dense", "gated"])
@@ -81,3 +85,90 @@ def test_zeros_around_an_input_become_padding() -> None:
 def test_no_relevance_is_lost_in_padding() -> None:
     model, x = Padded().double().eval(), pictures(2, (9, 12)).double()
     assert classlens.explain(model, x, 1, "lrp").report.conservation.max() < 1e-10
+
+
+def agrees(tape: Tape) -> bool:
+    """Whether every folded layer still gives what was recorded, run again and as a linear map."""
+    for node in tape.nodes:
+        if node.op in LINEAR_OPS:
+            layer = linear_map(node)
+            out = layer.forward(layer.x, layer.weight) + (0 if layer.bias is None else layer.bias)
+            given = node.outputs[0].tensor
+            if not (torch.allclose(out, given) and torch.allclose(node.call(layer.x)[0], given)):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_any_dimension_take_norm_and_padding(n: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1](3, 4, 2, bias=bias)
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[n - 1](4)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    nn.init.normal_(norm.running_mean)
+    nn.init.normal_(norm.weight)
+    pads = [1, 2, 3, 0, 2, 1][: 2 * n]
+    model = nn.Sequential(Does(lambda x: F.pad(x, pads)), conv, norm, nn.Flatten()).double().eval()
+    tape = folded(record(model, torch.randn(2, 3, *(4, 3, 5)[:n], dtype=torch.float64)))
+    assert set(tape.ops()) == {f"conv{n}d", "flatten"}
+    assert agrees(tape)
+
+
+WEIGHT = torch.randn(4, 3, 2, 3, generator=torch.Generator().manual_seed(0)).double()
+MEAN, VARIANCE = torch.tensor([0.1, -0.2, 0.3, 0.0]).double(), torch.tensor([1e-5, 1.0, 2.0, 0.5]).double()
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda x: F.conv2d(x, WEIGHT), lambda x: F.conv2d(x, WEIGHT, padding=1),
+        lambda x: F.conv2d(x, WEIGHT, None, 2, (1, 0)), lambda x: F.conv2d(x, WEIGHT, padding="valid"),
+        lambda x: F.conv2d(F.pad(x, (1, 2)), WEIGHT, padding=1), lambda x: F.conv2d(F.pad(x, []), WEIGHT),
+        lambda x: F.conv2d(F.pad(x, (0, 0, 3, 1), "constant", 0.0), WEIGHT),
+    ],
+)  # fmt: skip
+def test_functions_fold_as_modules_do(conv: Callable[[Tensor], Tensor]) -> None:
+    """A norm without weight and bias, with torch's own eps."""
+    model = Does(lambda x: F.batch_norm(conv(x), MEAN, VARIANCE).flatten(1)).eval()
+    tape = folded(record(model, pictures(2, (6, 5)).double()))
+    assert set(tape.ops()) == {"conv2d", "flatten"}
+    assert agrees(tape)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda x: F.conv2d(F.pad(x, (1, 1, 0, 0), mode="reflect"), WEIGHT),
+        lambda x: F.conv2d(F.pad(x, (1, 1, 0, 0), "replicate"), WEIGHT),
+        lambda x: F.conv2d(F.pad(x, (1, 1), value=0.5), WEIGHT), lambda x: F.conv2d(F.pad(x, (2, -1)), WEIGHT),
+        lambda x: F.conv2d(F.pad(x, (0, 0, 0, 0, 1, 0))[:, 1:], WEIGHT),
+        lambda x: F.conv2d(F.pad(x[:, :2], (0, 0, 0, 0, 1, 0)), WEIGHT),
+        lambda x: F.conv2d(F.pad(x, (1, 1)), WEIGHT[:, :, :1], padding="same"),
+    ],
+)  # fmt: skip
+def test_what_is_no_border_of_zeros_stays(conv: Callable[[Tensor], Tensor]) -> None:
+    tape = folded(record(Does(lambda x: conv(x).flatten(1)).eval(), pictures(2, (6, 5)).double()))
+    assert tape.ops()["pad"] == 1
+    assert agrees(tape)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: F.conv2d(x, x.mean() * WEIGHT), lambda x: F.relu(F.conv2d(x, WEIGHT)),  # a weight of the image's own
+        lambda x: F.conv_transpose2d(x, WEIGHT.transpose(0, 1)),
+    ],
+)  # fmt: skip
+def test_a_norm_stays_where_it_cannot_be_folded(before: Callable[[Tensor], Tensor]) -> None:
+    model = Does(lambda x: F.batch_norm(before(x), MEAN, VARIANCE).flatten(1)).eval()
+    tape = folded(record(model, pictures(2, (6, 5)).double()))
+    assert tape.ops()["batch_norm"] == 1
+
+
+def test_a_border_that_something_else_reads_stays() -> None:
+    def twice(x: Tensor) -> Tensor:
+        wide = F.pad(x, (1, 1))
+        return F.conv2d(wide, WEIGHT).flatten(1) + wide.mean((1, 2, 3))[:, None]
+
+    assert folded(record(Does(twice).eval(), pictures(2, (6, 5)).double())).ops()["pad"] == 1

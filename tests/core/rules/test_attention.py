@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,6 +98,106 @@ def test_torchs_attention_layer_equals_its_parts() -> None:
     assert torch.allclose(parts(x), layer(x, x, x)[0])
     assert torch.allclose(whole, back(parts, x, r))
     assert torch.allclose(whole.sum((1, 2)), r.sum((1, 2)))
+
+
+WEIGHT = torch.tensor([[1.0, -2.0], [-3.0, 0.5], [2.0, 1.0]]).double()  # (3,2), of both signs
+PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "matmul": lambda x: x @ WEIGHT, "rmatmul": lambda x: x.mT.__rmatmul__(WEIGHT.mT).mT,
+    "mm": lambda x: x[0].mm(WEIGHT)[None],
+    "einsum": lambda x: torch.einsum("bij,jk->bik", x, WEIGHT),
+    "baddbmm": lambda x: torch.baddbmm(torch.zeros(1, 1, 2).double(), x, WEIGHT[None]),
+    "addmm": lambda x: torch.addmm(torch.zeros(2).double(), x[0], WEIGHT)[None],
+    "addbmm": lambda x: torch.addbmm(torch.zeros(4, 2).double(), x, WEIGHT[None])[None],
+    "inner": lambda x: torch.inner(x, WEIGHT.mT), "tensordot": lambda x: torch.tensordot(x, WEIGHT, 1),
+    "bilinear": lambda x: F.bilinear(x, torch.ones(1, 4, 1).double(), WEIGHT.mT[:, :, None].contiguous()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_share_by_magnitude_whatever_they_are_called(name: str) -> None:
+    x, r = tokens(1, 4, 3), torch.rand(1, 4, 2, dtype=torch.float64)
+    slow = torch.zeros(4, 3).double()
+    for i in range(4):
+        for k in range(2):
+            z = (x[0, i] * WEIGHT[:, k]).abs()
+            slow[i] += z / z.sum() * r[0, i, k]
+    assert torch.allclose(back(PRODUCTS[name], x, r)[0], slow)
+
+
+def test_an_outer_product_gives_each_row_what_it_made() -> None:
+    x, w, r = tokens(1, 4), tokens(3) - 0.5, torch.rand(1, 4, 3, dtype=torch.float64)
+    assert torch.allclose(back(lambda x: torch.outer(x[0], w)[None], x, r), r.sum(2))
+
+
+def test_of_two_live_factors_a_gate_gets_nothing_and_equals_get_half() -> None:
+    x, r = tokens(1, 3, 3), torch.rand(1, 3, 3, dtype=torch.float64)
+    gate = torch.sigmoid(x[0])
+    for do in (lambda x: torch.sigmoid(x) @ (x * 3), lambda x: torch.einsum("bij,bjk->bik", torch.sigmoid(x), x * 3)):
+        assert torch.allclose(back(do, x, r)[0], by_hand(gate, x[0], r[0]))
+    on_left = back(lambda x: (x * 3) @ torch.sigmoid(x), x, r)[0]
+    assert torch.allclose(on_left, by_hand(gate.mT, x[0].mT, r[0].mT).mT)
+    as_left, as_right = by_hand(x[0].abs().mT, x[0].abs().mT, r[0].mT).mT, by_hand(x[0].abs(), x[0].abs(), r[0])
+    assert torch.allclose(back(lambda x: (x * 3) @ (x * 2), x, r)[0], (as_left + as_right) / 2)
+    two_gates = back(lambda x: torch.sigmoid(x) @ torch.sigmoid(x), x, r)[0]
+    assert torch.allclose(two_gates, (by_hand(gate.mT, gate.mT, r[0].mT).mT + by_hand(gate, gate, r[0])) / 2)
+
+
+def test_fused_attention_reads_its_arguments_by_place_and_name() -> None:
+    x, r = tokens(1, 4, 3), torch.rand(1, 4, 3, dtype=torch.float64)
+    scores = x[0] @ x[0].mT
+    mask = torch.tensor([[0.0, 1, -2, 0], [1, 0, 0, 1], [0, 2, 0, 0], [0, 0, 1, 3]]).double()
+    fused = F.scaled_dot_product_attention
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    root = 3**-0.5
+    for do, expected in (
+        (lambda x: fused(x, x, x, mask), root * scores + mask),
+        (lambda x: fused(x, x, x, attn_mask=mask, scale=2.0), 2 * scores + mask),
+        (lambda x: fused(x, x, x, x @ x.mT), root * scores + scores),  # a mask that depends on the image
+        (lambda x: fused(x, x, x, None, 0.0, True), (root * scores).masked_fill(~causal, -torch.inf)),
+        (lambda x: fused(x, x, x, is_causal=True), (root * scores).masked_fill(~causal, -torch.inf)),
+        (lambda x: fused(x, x, x, causal), (root * scores).masked_fill(~causal, -torch.inf)),
+    ):
+        assert torch.allclose(back(do, x, r)[0], by_hand(expected.softmax(-1), x[0], r[0]))
+
+
+def test_attention_without_a_rule_is_refused() -> None:
+    x, r = tokens(1, 4, 4, 8), torch.rand(1, 4, 4, 8, dtype=torch.float64)
+    with pytest.raises(UnsupportedOp, match="queries share keys"):
+        back(lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, :2], enable_gqa=True), x, r)
+    x = tokens(1, 5, 8)
+    for options, output in (({"add_bias_kv": True}, 0), ({"add_zero_attn": True}, 0), ({}, 1)):
+        layer = nn.MultiheadAttention(8, 2, batch_first=True, **options).double().eval()
+        made = layer(x, x, x)[output]
+        with pytest.raises(UnsupportedOp, match="its output, or with bias_k"):
+            back(lambda x, layer=layer, output=output: layer(x, x, x)[output], x, torch.rand_like(made))
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 8, "vdim": 6}], ids=str)
+@pytest.mark.parametrize("mask", ["none", "constant", "of the image"])
+def test_torchs_attention_layer_by_hand(options: dict[str, Any], mask: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, **options).double().eval()
+    if layer.in_proj_bias is not None:
+        nn.init.normal_(layer.in_proj_bias)
+    x, r = tokens(1, 5, 8), torch.rand(1, 5, 8, dtype=torch.float64)
+    wide = options.get("vdim", 8)
+
+    def given(x: Tensor) -> Tensor | None:
+        of_image = (x[0] @ x[0].mT).detach() if mask == "constant" else x[0] @ x[0].mT
+        return None if mask == "none" else of_image
+
+    def attend(x: Tensor) -> Tensor:
+        return layer(x, x, x[..., :wide], attn_mask=given(x))[0]
+
+    _, weights = layer(x, x, x[..., :wide], attn_mask=given(x), average_attn_weights=False)
+    w_v = layer.in_proj_weight[16:] if layer.in_proj_weight is not None else layer.v_proj_weight
+    v = x[0, :, :wide] @ w_v.mT + (0 if layer.in_proj_bias is None else layer.in_proj_bias[16:])
+    seen = torch.cat([weights[0, h] @ v[:, 4 * h : 4 * h + 4] for h in range(2)], 1)
+    r_seen = by_hand(layer.out_proj.weight.abs(), seen.mT, r[0].mT).mT
+    r_v = torch.cat([by_hand(weights[0, h], v[:, 4 * h : 4 * h + 4], r_seen[:, 4 * h : 4 * h + 4]) for h in (0, 1)], 1)
+    slow = torch.zeros(5, 8).double()
+    slow[:, :wide] = by_hand(w_v.abs(), x[0, :, :wide].mT, r_v.mT).mT
+    assert torch.allclose(back(attend, x, r)[0], slow)
 
 
 class Transformer(nn.Module):

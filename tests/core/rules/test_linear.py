@@ -1,5 +1,8 @@
 """Every rule of a linear map against its definition as a double sum over an explicit matrix."""
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 
 import reference
 from classlens.core.capture import record
-from classlens.core.rules import linear
+from classlens.core.rules import linear, propagate, rule_for
 from classlens.core.rules.linear import LinearMap, linear_map, output_stride
 
 
@@ -21,6 +24,17 @@ class Layer(nn.Module):
         return self.layer(x)
 
 
+class Bare(nn.Module):
+    """A function called with nothing but input and weight."""
+
+    def __init__(self, function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
 LAYERS = {
     "conv": lambda: nn.Conv2d(3, 4, 3, padding=1),
     "strided": lambda: nn.Conv2d(3, 4, 3, stride=2, padding=(1, 0)),
@@ -30,6 +44,14 @@ LAYERS = {
     "transposed": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
     "one place": lambda: nn.Conv2d(3, 4, 1),
     "one place, strided": lambda: nn.Conv2d(3, 4, 1, stride=(2, 3)),
+    "one place, strided along one axis": lambda: nn.Conv2d(3, 4, 1, stride=(1, 2)),
+    "one place, grouped": lambda: nn.Conv2d(4, 6, 1, groups=2),
+    "one place, padded": lambda: nn.Conv2d(3, 4, 1, padding=(0, 1)),
+    "odd same, dilated": lambda: nn.Conv2d(3, 4, (5, 2), padding="same", dilation=(1, 2)),
+    "bare": lambda: Bare(F.conv2d, (4, 3, 2, 2)),
+    "bare transposed": lambda: Bare(F.conv_transpose2d, (3, 4, 2, 2)),
+    "transposed 1d": lambda: nn.ConvTranspose1d(3, 4, 3, stride=2, dilation=2),
+    "transposed 3d": lambda: nn.ConvTranspose3d(4, 2, 2, groups=2),
     "1d": lambda: nn.Conv1d(3, 4, 3, padding=1),
     "3d": lambda: nn.Conv3d(2, 3, 2),
     "linear": lambda: nn.Linear(10, 6),
@@ -37,13 +59,13 @@ LAYERS = {
 }
 SHAPES = {
     "grouped, dilated": (4, 5, 6), "1d": (3, 9), "3d": (2, 3, 4, 3), "linear": (10,), "tokens": (3, 5),
-    "valid": (3, 4, 6),
+    "valid": (3, 4, 6), "one place, grouped": (4, 3, 4), "transposed 1d": (3, 4), "transposed 3d": (4, 2, 3, 2),
 }  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
-def case(name: str, batch: int = 2, classes: int = 3) -> tuple[LinearMap, nn.Module, Tensor]:
+def case(name: str, batch: int = 3, classes: int = 2) -> tuple[LinearMap, nn.Module, Tensor]:
     """A layer's map for random signed input with exact zeros, and random relevance (K,B,...)."""
     generator = torch.Generator().manual_seed(3)
     with torch.random.fork_rng(devices=[]):
@@ -90,6 +112,15 @@ def test_rule_is_its_definition(layer: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
+def test_by_default_influence_decides(layer: str) -> None:
+    """C of Eq. 8 is the rule of every kind of linear layer."""
+    found, module, relevance = case(layer)
+    tape = record(Layer(module).eval(), found.x)
+    ours = propagate(tape, {tape.output: relevance}, rule_for).relevance
+    assert torch.allclose(ours, linear.absolute(found, relevance))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_forward_and_adjoint_belong_together(layer: str) -> None:
     """<W x, r> = <x, W^T r>, and the forward is the layer without its bias."""
     found, module, r = case(layer)
@@ -125,3 +156,42 @@ def test_a_large_matrix_in_blocks_is_the_same(rule: str, monkeypatch: pytest.Mon
     whole = RULES[rule][0](found, relevance)
     monkeypatch.setattr(linear, "_BLOCK", 2 * found.weight.shape[1])  # two outputs at a time
     assert torch.allclose(RULES[rule][0](found, relevance), whole, rtol=1e-12)
+
+
+def test_blocks_are_small_and_whole_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each output once and in order, with its own bias and scale; at least one at a time."""
+    found, _, relevance = case("linear")
+    found = dataclasses.replace(found, scale=torch.arange(1.0, 7.0).double())
+    outputs, inputs = found.unscaled.shape
+    seen: list[LinearMap] = []
+
+    @linear.by_blocks
+    def counted(layer: LinearMap, relevance: Tensor) -> Tensor:
+        seen.append(layer)
+        assert relevance.shape[-1] == len(layer.unscaled)
+        return layer.adjoint(relevance, layer.weight)
+
+    assert (outputs, inputs) == (6, 10)
+    for weights, rows in ((1, [1] * 6), (10, [1] * 6), (41, [4, 2]), (60, [6])):
+        seen.clear()
+        monkeypatch.setattr(linear, "_BLOCK", weights)
+        assert torch.allclose(counted(found, relevance), found.adjoint(relevance, found.weight))
+        assert [len(layer.unscaled) for layer in seen] == rows
+        assert (seen[0] is found) == (len(rows) == 1)  # nothing is copied that need not be
+        for name in ("unscaled", "bias", "scale"):
+            assert torch.equal(torch.cat([getattr(layer, name) for layer in seen]), getattr(found, name))
+    convolution, _, relevance = case("conv")  # these are small
+    monkeypatch.setattr(linear, "_BLOCK", 1)
+    seen.clear()
+    linear.by_blocks(lambda layer, r: seen.append(layer) or r)(convolution, relevance)
+    assert seen == [convolution]
+
+
+def test_epsilon_and_gamma_of_contributions_that_cancel() -> None:
+    """1 - 1 = 0 counts as positive: z = +eps, and with gamma the positive contribution counts more."""
+    layer = nn.Linear(2, 1, bias=False).double()
+    nn.init.ones_(layer.weight)
+    found = linear_map(record(layer.eval(), torch.tensor([[1.0, -1.0]]).double()).nodes[0])
+    r = torch.ones(1, 1, 1).double()
+    assert torch.allclose(linear.epsilon(found, r), torch.tensor([1e6, -1e6]).double())  # eps is 1e-6
+    assert torch.allclose(linear.gamma(found, r), torch.tensor([1.25 / 0.25, -1 / 0.25]).double())  # gamma is 1/4

@@ -12,6 +12,9 @@ POOLS = [
     nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(3, (2, 3), (1, 0), ceil_mode=True),
     nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, dilation=2, ceil_mode=True), nn.MaxPool2d(2, 3, 1, dilation=(2, 1)),
     nn.MaxPool2d((2, 3), 2, (0, 1), dilation=(3, 2), ceil_mode=True), nn.MaxPool2d(3, 1, 1, dilation=(1, 2)),
+    nn.MaxPool2d(3, 3, (1, 0)), nn.MaxPool2d(2, 3, 1, dilation=2, ceil_mode=True),
+    nn.MaxPool2d((2, 1), 4, (1, 0), dilation=(2, 1), ceil_mode=True), nn.MaxPool2d(2, 2, dilation=(1, 2)),
+    nn.MaxPool2d((1, 2), 5, (0, 1), dilation=(1, 3), ceil_mode=True), nn.MaxPool2d(3, 4, 1, dilation=2, ceil_mode=True),
 ]  # fmt: skip
 
 
@@ -37,7 +40,7 @@ def by_hand(pool: nn.MaxPool2d, x: Tensor, relevance: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)
-@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6), (8, 8)])
+@pytest.mark.parametrize("size", [(8, 7), (8, 9), (8, 6), (8, 8), (6, 9), (10, 11)])
 def test_a_max_pool_shares_by_size_over_its_windows(pool: nn.MaxPool2d, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 2, *size, dtype=torch.float64).relu()

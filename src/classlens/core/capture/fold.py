@@ -29,11 +29,11 @@ def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
     """Scale and offset (each (channels,)) of an evaluation-mode `batch_norm`."""
     a = node.arguments()
     mean, var = a["running_mean"], a["running_var"]
-    scale = torch.rsqrt(var + a.get("eps", 1e-5))
-    if a.get("weight") is not None:
+    scale = torch.rsqrt(var + a["eps"])
+    if a["weight"] is not None:
         scale = scale * a["weight"]
     offset = -mean * scale
-    if a.get("bias") is not None:
+    if a["bias"] is not None:
         offset = offset + a["bias"]
     return scale.detach(), offset.detach()
 
@@ -44,8 +44,7 @@ def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
 
 def _sole_producer(tape: Tape, value: Value) -> Node | None:
     """The node that made a value nobody else reads."""
-    alone = len(tape.consumers[value]) == 1 and value is not tape.output
-    return tape.producer.get(value) if alone else None
+    return tape.producer.get(value) if len(tape.consumers[value]) == 1 else None
 
 
 # -------------------------------------------------------------------------------------------------------- BatchNorm

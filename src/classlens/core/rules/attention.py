@@ -63,8 +63,7 @@ def multi_head_attention(node: Node, relevance: list[Tensor | None]) -> Shares:
     a: dict[str, Any] = {name: _tensor(given) for name, given in named.items()}
     _, weights = F.multi_head_attention_forward(**a | {"need_weights": True, "average_attn_weights": False})
     assert weights is not None  # (N,heads,L,S)
-    x = a["value"]  # (S,N,E)
-    size = x.shape[-1]
+    x, size = a["value"], int(a["embed_dim_to_check"])  # (S,N,E), or (S,N,vdim) beside E
     w_v = a["v_proj_weight"] if a.get("use_separate_proj_weight") else a["in_proj_weight"][2 * size :]
     b_v = None if a["in_proj_bias"] is None else a["in_proj_bias"][2 * size :]
     v = F.linear(x, w_v, b_v)

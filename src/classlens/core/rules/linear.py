@@ -172,7 +172,7 @@ def _inside(size: int, kernel: int, stride: int, dilation: int, before: int, aft
     """(outputs, kernel): 1 where that place of the kernel lies inside the image, along one axis."""
     outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
     place = torch.arange(outputs)[:, None] * stride + torch.arange(kernel) * dilation - before
-    return ((place >= 0) & (place < size)).double()
+    return (place >= 0) & (place < size)
 
 
 def _classwise(r: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -287,7 +287,7 @@ def by_sign(layer: LinearMap) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def epsilon(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, eps: float = 1e-6) -> Tensor:
     """LRP-epsilon: R_j = sum_i z_ji R_i / (z_i + eps sign z_i) with z_i = sum_j z_ji; the bias is left out."""
     z = layer.forward(layer.x, layer.weight)
-    z = z + eps * torch.where(z < 0, -1.0, 1.0).to(z)
+    z = torch.where(z < 0, z - eps, z + eps)
     return layer.x * layer.adjoint(quotient(relevance, z), layer.weight)
 
 
@@ -296,11 +296,9 @@ def gamma(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, weig
     """LRP-gamma, for inputs of any sign: contributions that agree with the output's sign count 1 + gamma times."""
     z = layer.forward(layer.x, layer.weight)
     share = torch.zeros_like(layer.x)
-    for sign in (1, -1):
-        side = relevance * (z >= 0 if sign > 0 else z < 0)
-        parts = [(x * s, w * s * (1 + weight) - v * s if sign > 0 else w * s - v * s * (1 + weight))
-                 for s, (x, w, v) in zip((1, -1), by_sign(layer), strict=False)]  # fmt: skip
-        per_unit = quotient(side, torch.stack([layer.forward(x, w) for x, w in parts]).sum(0))
+    for side, more, less in ((z >= 0, 1 + weight, 1), (z < 0, 1, 1 + weight)):
+        parts = [(x, more * w - less * v) for x, w, v in by_sign(layer)]
+        per_unit = quotient(relevance * side, torch.stack([layer.forward(x, w) for x, w in parts]).sum(0))
         share = share + torch.stack([x * layer.adjoint(per_unit, w) for x, w in parts]).sum(0)
     return share
 

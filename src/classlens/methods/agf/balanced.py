@@ -20,7 +20,7 @@ from torch import Tensor
 
 from classlens.core.capture import Node, Tape, folded
 from classlens.core.ops import LINEAR_OPS
-from classlens.core.rules.generic import Shares, divide
+from classlens.core.rules.generic import Shares
 from classlens.core.rules.linear import LinearMap, boxed, by_blocks, linear_map, output_stride
 from classlens.core.rules.linear import only as only_input
 from classlens.core.rules.pools import over_window
@@ -147,7 +147,7 @@ class Balanced:
         mu, ledger, classes = self.share_of_a, self.streams.ledger, relevance.shape[0]
         per_unit = relevance.new_empty(2 * classes, *relevance.shape[1:])
         sizes.per_unit(relevance, ledger, 1 - mu, per_unit[:classes])
-        divide(relevance, sizes.layer.of_ones(sizes.w), per_unit[classes:])
+        ledger.quotient(relevance, sizes.layer.of_ones(sizes.w), mu, per_unit[classes:])  # no weight: it stays too
         both = sizes.layer.adjoint(per_unit, sizes.w)
         c, a = both[:classes].mul_(sizes.x), both[classes:]
         ledger.absorb(a, mu)

@@ -1,0 +1,175 @@
+"""The sweep itself: what it merges, what it writes down, what it does where nothing arrives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from classlens.core.capture import Node, Value, record
+from classlens.core.rules import RULES, propagate, register, rule_for
+from classlens.core.rules.propagate import MULTI_OUTPUT, Ledger, Sweep
+from classlens.errors import UnsupportedOp
+from steps import Does
+
+X = torch.tensor([[[[1.0, -2.0], [3.0, 0.5]]], [[[4.0, 1.0], [-1.0, 2.0]]], [[[-3.0, 5.0], [2.0, 1.0]]]])  # (3,1,2,2)
+ONES = torch.ones(3, 1, 2, 2)
+
+
+def swept(do: Callable[[Tensor], Tensor], classes: int = 2) -> tuple[Sweep, Tensor]:
+    """A sweep through a function by the default rules, and what was put in: random, (K,B,...)."""
+    tape = record(Does(do).eval(), X)
+    start = torch.rand(classes, *tape.output.shape, generator=torch.Generator().manual_seed(0))
+    return propagate(tape, {tape.output: start}, rule_for), start
+
+
+def filled(x: Tensor) -> Tensor:
+    x = x * 1
+    x[:, :, 0] = 7.0
+    return x
+
+
+def into_a_part(x: Tensor) -> Tensor:
+    buffer = torch.ones(3, 2, 2, 2)
+    buffer[:, 1:].copy_(x)
+    return buffer
+
+
+TAKE_CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "where": lambda x: torch.where(x > 0, x, 9 * ONES),
+    "setitem": filled,
+    "as_strided_scatter": into_a_part,
+    "pad": lambda x: F.pad(x, (1, 0), value=2.0),
+    "maximum": lambda x: torch.maximum(x, ONES + 0.2),
+    "minimum": lambda x: torch.minimum(x, ONES + 0.2),
+    "masked_fill": lambda x: x.masked_fill(x < 0, 5.0),
+    "cat": lambda x: torch.cat([x, ONES], 1),
+    "stack": lambda x: torch.stack([x, ONES], 1),
+    "hstack": lambda x: torch.hstack([x, ONES]),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_CONSTANTS)
+def test_what_constants_draw_is_written_down(name: str) -> None:
+    sweep, start = swept(TAKE_CONSTANTS[name])
+    arrived = sweep.relevance.flatten(2).sum(2)
+    assert sweep.absorbed.dtype == torch.float64
+    assert (sweep.absorbed > 0.01).all()
+    assert torch.allclose(arrived + sweep.absorbed, start.flatten(2).sum(2).double(), rtol=1e-5)
+
+
+def test_a_copy_onto_constants_is_followed() -> None:
+    sweep, start = swept(lambda x: torch.zeros(3, 2, 2, 2).copy_(x))  # broadcast over two channels
+    assert torch.allclose(sweep.relevance, start.sum(2, keepdim=True))
+    assert (sweep.absorbed.abs() < 1e-5).all()
+
+
+@pytest.mark.parametrize("join", [torch.vstack, torch.cat])
+def test_constants_among_the_images_keep_what_they_draw(join: Callable[..., Tensor]) -> None:
+    """Three pictures and three constants along the batch: whose relevance it is can be told from the order."""
+    sweep, start = swept(lambda x: join([x, ONES]).unflatten(0, (2, 3)).sum(0))
+    assert sweep.relevance.shape == (2, *X.shape)
+    share = X.abs() / (X.abs() + 1)
+    assert torch.allclose(sweep.relevance, share * start, rtol=1e-4)
+
+
+def test_nothing_absorbed_is_0_in_float64() -> None:
+    sweep, _ = swept(lambda x: x.flip(2))
+    assert torch.equal(sweep.absorbed, torch.zeros(2, 3, dtype=torch.float64))
+
+
+def test_where_nothing_arrives_the_image_gets_0() -> None:
+    tape = record(Does(lambda x: x.flip(2)).eval(), X.double())
+    start = {tape.output: torch.ones(2, *X.shape).double()}
+    sweep = propagate(tape, start, lambda node: lambda node, relevance: [None])
+    assert torch.equal(sweep.relevance, torch.zeros(2, *X.shape).double())
+
+
+def test_relevance_of_a_value_used_twice_is_merged_and_that_of_others_is_not() -> None:
+    merged: list[int] = []
+
+    def merge(value: Value, shares: list[Tensor]) -> Tensor:
+        merged.append(len(shares))
+        return torch.stack(shares).sum(0)
+
+    def do(x: Tensor) -> Tensor:
+        y = x * 2
+        return torch.cat([y.flip(2), y.flip(3), y], 1).relu()
+
+    tape = record(Does(do).eval(), X)
+    start = torch.rand(1, *tape.output.shape)
+    found = propagate(tape, {tape.output: start}, rule_for, merge=merge).relevance
+    assert merged == [3]
+    first, second, third = start.split(1, 2)
+    assert torch.allclose(found, first.flip(3) + second.flip(4) + third)
+
+
+def test_a_rule_for_an_operation_of_several_outputs_sees_all_of_them() -> None:
+    seen: list[object] = []
+    try:
+
+        @register("std_mean", multi_output=True)
+        def both(node: Node, relevance: list[Tensor | None]) -> list[Tensor]:
+            seen.append(relevance)
+            return [torch.zeros(1, *node.inputs[0].shape)]
+
+        tape = record(Does(lambda x: torch.std_mean(x, (2, 3))[1]).eval(), X)
+        propagate(tape, {tape.output: torch.ones(1, 3, 1)}, rule_for)
+    finally:
+        del RULES["std_mean"]
+        MULTI_OUTPUT.discard("std_mean")
+    ((of_std, of_mean),) = seen
+    assert of_std is None
+    assert torch.equal(of_mean, torch.ones(1, 3, 1))
+
+
+# ---------------------------------------------------------------------------------------------------------- the ledger
+
+
+def test_the_ledger_adds_up_by_class_and_image() -> None:
+    ledger, r = Ledger(2), torch.arange(48.0).reshape(2, 2, 3, 2, 2)
+    slow = torch.tensor([[float(r[k, b].sum()) for b in range(2)] for k in range(2)]).double()
+    ledger.absorb(r)
+    ledger.absorb(r, 0.5)
+    ledger.absorb(r[:, :, :, 0, 0], -1.0)  # (K,B,C)
+    assert torch.allclose(ledger.absorbed, 1.5 * slow - r[:, :, :, 0, 0].sum(2))
+
+
+def test_the_ledger_does_not_round_channels_away() -> None:
+    r = torch.tensor([1e8, 1.0, -1e8]).reshape(1, 1, 3)
+    assert float(Ledger(1).total(r)) == 1.0
+    assert float(Ledger(1).total(r[..., None, None])) == 1.0
+
+
+def test_windows_of_an_image_are_added_up_for_it() -> None:
+    """Six rows of two images: the first three are the first's. Rows of four images cannot be told apart."""
+    rows = torch.arange(6.0).reshape(1, 6, 1)
+    assert torch.equal(Ledger(2).total(rows), torch.tensor([[3.0, 12.0]]).double())
+    with pytest.raises(UnsupportedOp, match="6 entries, which are not the 4 images"):
+        Ledger(4).total(rows)
+
+
+def test_what_next_to_nothing_caused_stays() -> None:
+    """Below 1e-19 a sum in float32 is nothing: its relevance would be blown up by as much."""
+    ledger = Ledger(1)
+    relevance = torch.tensor([[[2.0, 3.0, 5.0, 7.0]]])
+    total = torch.tensor([[1e-25, -1e-10, 0.0, 4.0]])
+    assert torch.allclose(ledger.quotient(relevance, total, 0.5), torch.tensor([[[0.0, -3e10, 0.0, 1.75]]]))
+    assert torch.allclose(ledger.absorbed, torch.tensor([[3.5]]).double())
+    room = torch.empty_like(relevance)
+    assert ledger.quotient(relevance, total, 1.0, room) is room
+    assert torch.equal(room[0, 0, [0, 2]], torch.zeros(2))
+    assert Ledger(1).quotient(relevance[..., :0], total[..., :0]).shape == (1, 1, 0)
+
+
+def test_biases_alone_keep_relevance_apart_for_each_image() -> None:
+    """Three images of one channel; without a ledger of the caller's the sweep makes its own."""
+
+    class Fills(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(x < 0, 5.0)
+
+    tape = record(Fills().eval(), X)
+    sweep = propagate(tape, {tape.output: torch.ones(1, *X.shape)}, rule_for)
+    assert torch.equal(sweep.absorbed, (X < 0).sum((1, 2, 3)).double()[None])

@@ -1,0 +1,124 @@
+"""What the registry says of each method, how it reads names and options, and the balance of a sweep."""
+
+import pytest
+import torch
+
+from classlens.errors import MethodError
+from classlens.methods import METHODS, check_options, method_names, resolve, split_names
+from classlens.methods.registry import Balance, is_release, of_colours, total
+
+CAM = {"gradcam", "layercam", "finer-cam"}
+AGF = {"agf", "agf-paper", "agf-release"}
+LRP = {"lrp", "lrp-ab", "lrp-epsilon-gamma-box", "lrp-epsilon-plus-flat"}
+CONTRASTS = {"clrp", "sglrp"}
+EXCITATION = {"excitation-bp", "contrastive-excitation-bp"}
+PATHS = {"integrated-gradients", "gradient-shap"}
+GRADIENTS = {"gradient", "gradient-x-input", "smoothgrad", *PATHS}
+PERTURBATION = {"rise", "meaningful-perturbation"}
+CONTROLS = {"random", "centre", "sobel"}
+REST = {"rap", "fullgrad", "deeplift-shap"}
+ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONTROLS | REST
+
+
+@pytest.mark.parametrize(
+    ("says", "of"),
+    [
+        ("class_specific", ALL - CONTROLS - {"lrp", "lrp-ab", "rap", "excitation-bp", "fullgrad"}),
+        ("signed", AGF | CONTRASTS | PATHS | LRP - {"lrp"}
+         | {"contrastive-excitation-bp", "deeplift-shap", "gradient-x-input", "random", "rap"}),
+        ("conserves", LRP | EXCITATION | {"agf", "deeplift-shap", "fullgrad", "rap"}),
+        ("scalars", ALL - CONTRASTS - {"finer-cam"}),
+        ("layers", ALL - GRADIENTS - PERTURBATION - CONTROLS),
+    ],
+)  # fmt: skip
+def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:
+    assert set(METHODS) == ALL
+    assert {name for name, method in METHODS.items() if getattr(method, says)} == of
+
+
+def test_options_are_those_of_the_function() -> None:
+    assert METHODS["rise"].options == ("n_masks", "cells", "keep", "seed")
+    assert METHODS["excitation-bp"].options == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("agf", "agf", {}), (" agf () ", "agf", {}), ("agf-release(without=A)", "agf-release", {"without": "A"}),
+        ("rise(cells = 5, keep=0.25)", "rise", {"cells": 5, "keep": 0.25}),
+        ("gradient-shap(baselines=[0.5, 'zero'], seed=3)", "gradient-shap", {"baselines": [0.5, "zero"], "seed": 3}),
+        ("agf-release(without=('A', 'M'), residual=gradcam)", "agf-release",
+         {"without": ("A", "M"), "residual": "gradcam"}),
+    ],
+)  # fmt: skip
+def test_methods_with_options_are_read(text: str, name: str, options: dict[str, object]) -> None:
+    method, found = resolve(text)
+    assert (method.name, found) == (name, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("agf(", r"cannot read the method 'agf\('; write a name such as agf"),
+        ("agf!", "cannot read the method"),
+        ("gradcamm", r"there is no method 'gradcamm'; did you mean gradcam or .*layercam"),
+        ("xyzzy", "there is no method 'xyzzy'; there are .*agf, agf-paper"),
+        ("rise(cells)", r"cannot read 'cells' in 'rise\(cells\)'; options are written name=value"),
+        ("rise(=3)", "cannot read '=3'"),
+        ("rise(cells=)", "cannot read 'cells='"),
+        ("rise(2b=3)", "cannot read '2b=3'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        resolve(text)
+
+
+def test_at_most_three_names_are_suggested() -> None:
+    with pytest.raises(MethodError) as raised:
+        resolve("lrp-epsilon-gamm")
+    assert str(raised.value).count(" or ") == 2
+
+
+def test_unknown_options_are_refused_with_those_there_are() -> None:
+    check_options(METHODS["rise"], {"cells": 3})
+    with pytest.raises(MethodError, match="rise has no option 'cell'; it has n_masks, cells, keep, seed"):
+        check_options(METHODS["rise"], {"cells": 3, "cell": 3})
+    with pytest.raises(MethodError, match="excitation-bp has no option 'x'; it has none"):
+        check_options(METHODS["excitation-bp"], {"x": 1})
+
+
+def test_lists_of_methods() -> None:
+    assert method_names("all") == list(METHODS)
+    assert method_names("agf, lrp, agf") == ["agf", "lrp"]
+    assert method_names(["agf", "rise(cells=5,keep=0.1)", "agf"]) == ["agf", "rise(cells=5,keep=0.1)"]
+    assert split_names("a(b=[1,2],c=(3,4)), d ,, a(b=[1,2],c=(3,4))") == ["a(b=[1,2],c=(3,4))", "d"]
+    for nothing in ("", " , ", []):
+        with pytest.raises(MethodError, match="no method was given"):
+            method_names(nothing)
+    with pytest.raises(MethodError, match="there is no method"):
+        method_names("agf, nonsense")
+
+
+def test_variants() -> None:
+    assert (is_release("release"), is_release("default")) == (True, False)
+    with pytest.raises(MethodError, match="variant='paper' is not known; there are default and release"):
+        is_release("paper")
+
+
+def test_the_balances_error_is_relative_to_what_flowed() -> None:
+    started, arrived, absorbed, size = torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]], [[2.0, 0.0]], [[5.0, 0.0]]]).double()
+    error = Balance(started, arrived, absorbed, size).error()
+    assert torch.allclose(error, torch.tensor([[0.2, 0.0]]).double())
+
+
+def test_totals_are_float64_and_do_not_round() -> None:
+    relevance = torch.tensor([1e8, 1.0, -1e8]).reshape(1, 1, 3)
+    assert torch.equal(total(relevance), torch.ones(1, 1, dtype=torch.float64))
+
+
+def test_maps_are_sums_over_colours() -> None:
+    shares = torch.arange(24.0).reshape(2, 3, 4, 1, 1)  # (K,B,C,H,W)
+    result = of_colours(shares)
+    assert torch.equal(result.maps, shares.sum(2).transpose(0, 1))
+    assert torch.equal(result.colours, shares.transpose(0, 1))

@@ -1,0 +1,77 @@
+"""Does a test fail when the code is wrong? One small fault at a time, and the tests that reach it.
+
+    python tools/mutants                              # all of it; goes on where it was
+    python tools/mutants --only linear.py --sample 40
+    python tools/mutants --again                      # those that survived, after tests were added
+
+torch is imported once; each fault is tried in a fork of this process, whose import hook gives it the changed module.
+Which tests reach a line is measured first. A fault that no test notices has to stand in survivors.toml with the reason;
+tests/MUTANTS.md is the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+
+import hypothesis
+import torch
+from faults import mutants
+from outcomes import Rows, report
+from reach import measured
+from trial import tried
+from where import PACKAGE, ROOT, source_files
+
+
+def main() -> None:
+    """Try the faults that were not tried yet, and say what came of it."""
+    args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    _warm_up()
+    sources = {file: (PACKAGE / file).read_text() for file in source_files(args.only)}
+    reach = measured()
+    everything = [m for file, source in sources.items() for m in mutants(file, source)]
+    chosen = random.Random(0).sample(everything, args.sample) if args.sample else everything
+    rows = Rows(list(sources))
+    todo = [m for m in chosen if (args.again and rows.survived(m)) or m not in rows]
+    print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
+    begun = time.monotonic()
+    for done, (mutant, outcome) in enumerate(tried(todo, sources, reach, args.jobs), start=1):
+        rows.add(mutant, outcome)
+        if outcome["outcome"] == "survived":
+            print(f"survived  {mutant.file}:{mutant.line}  {mutant.key}", flush=True)
+        if done % 100 == 0:
+            print(f"{done} of {len(todo)}, {time.monotonic() - begun:.0f} s", flush=True)
+    sys.exit(report(chosen, rows, whole=args.only == [""] and not args.sample))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/mutants", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
+    parser.add_argument("--sample", type=int, default=0, help="so many faults, always the same ones; else all")
+    parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
+    parser.add_argument("--again", action="store_true", help="try those again that survived")
+    return parser.parse_args()
+
+
+def _warm_up() -> None:
+    """Import what takes long and is not ours. Nothing is computed here: threads would not survive the fork."""
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    for name in ("numpy", "captum.attr", "matplotlib", "PIL.Image", "torch._dynamo"):
+        importlib.import_module(name)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    torch.set_num_threads(1)
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
+    hypothesis.settings.load_profile("mutants")
+    gc.freeze()  # pytest collects garbage as it ends: half a second if it had to look at all of torch
+
+
+if __name__ == "__main__":
+    main()

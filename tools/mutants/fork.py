@@ -1,0 +1,29 @@
+"""Work in a fork of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+
+def forked(work: Callable[[], int], says: Path | str = os.devnull) -> int:
+    """Run a function in a fork, with what it says into a file; gives the fork's id."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        file = os.open(says, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        for stream in (0, 1, 2):
+            os.dup2(file, stream)
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

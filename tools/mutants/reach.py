@@ -1,0 +1,134 @@
+"""Which tests reach which lines, and how long each takes: measured once, again where a file has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+from faults import Mutant
+from fork import forked
+from where import PACKAGE, REACH, ROOT, own_tests, source_files, test_files, version
+
+Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
+QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
+SECONDS, OTHERS = 15.0, 150  # for one fault: tests that take this long together, so many of other files than its own
+
+
+def measured() -> Reach:
+    """Every test's time and the lines of the sources that it reaches."""
+    sources = version(PACKAGE / file for file in source_files())
+    shared = version((ROOT / "tests").glob("*.py"))
+    states = {file: sources + shared + version([ROOT / file]) for file in test_files()}
+    kept = json.loads(REACH.read_text()) if REACH.exists() else {}
+    todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
+    if todo:
+        print(f"measuring which lines the tests of {len(todo)} files reach", flush=True)
+        REACH.parent.mkdir(exist_ok=True)
+        log, found = REACH.with_suffix(".log"), REACH.with_suffix(".part")
+        _, status = os.waitpid(forked(lambda: _measure(todo, found), log), 0)
+        if status:
+            sys.exit(f"the tests fail without any fault: {log}")
+        new = json.loads(found.read_text())
+        kept |= {file: {"state": states[file], "reach": new.get(file, {})} for file in todo}
+        REACH.write_text(json.dumps(kept))
+    return {test: reached for file in states for test, reached in kept[file]["reach"].items()}
+
+
+def _measure(files: Sequence[str], out: Any) -> int:
+    tracer = Tracer()
+    failed = pytest.main([*files, *QUIET], plugins=[tracer])
+    out.write_text(json.dumps(tracer.by_file()))
+    return int(failed)
+
+
+class Tracer:
+    """A pytest plugin that writes down, for each test, its time and the lines it reaches."""
+
+    def __init__(self) -> None:
+        self.files = {str(PACKAGE / file): file for file in source_files()}
+        self.tests: Reach = {}
+        self.fixtures: dict[str, dict[str, set[int]]] = {}  # by test file: what they reach counts for all its tests
+        self.now: dict[str, set[int]] = {}
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        file = self.files.get(frame.f_code.co_filename)
+        if file is None:
+            return None
+        lines = self.now.setdefault(file, set())
+
+        def line(frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+            lines.add(frame.f_lineno)
+            return line
+
+        return line(frame, event, arg)
+
+    def _during(self, into: dict[str, set[int]]) -> Iterator[None]:
+        self.now = into
+        sys.settrace(self.trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: Any) -> Iterator[None]:
+        yield from self._during(self.fixtures.setdefault(file_of(item.nodeid), {}))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: Any) -> Iterator[None]:
+        _forget()
+        begun, lines = time.perf_counter(), {}
+        yield from self._during(lines)
+        self.tests[item.nodeid] = {"seconds": time.perf_counter() - begun, "lines": lines}
+
+    def by_file(self) -> dict[str, Reach]:
+        """For each test file, its tests."""
+        found: dict[str, Reach] = {}
+        for test, reached in self.tests.items():
+            lines = reached["lines"]
+            for file, more in self.fixtures[file_of(test)].items():
+                lines.setdefault(file, set()).update(more)
+            found.setdefault(file_of(test), {})[test] = reached | {"lines": {f: sorted(at) for f, at in lines.items()}}
+        return found
+
+
+def _forget() -> None:
+    """Empty the package's caches: what an earlier test left there, this one would not reach."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("classlens"):
+            for value in list(vars(module).values()):
+                if callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
+
+
+def file_of(test: str) -> str:
+    """`tests/a.py::b[c]` is in `tests/a.py`."""
+    return test.partition("::")[0]
+
+
+def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
+    """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time."""
+    first, last = mutant.lines
+    at = set(range(first, last + 1))
+    reaching = [test for test, reached in reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
+    if mutant.on_import:  # any test of the file may notice
+        reaching = [test for test, reached in reach.items() if mutant.file in reached["lines"]]
+    turns: dict[str, int] = {}
+    ordered = []
+    for test in sorted(reaching, key=lambda test: (reach[test]["seconds"], test)):
+        function = test.partition("[")[0]
+        turns[function] = turns.get(function, 0) + 1
+        ordered.append((file_of(test) != own_tests(mutant.file), turns[function], reach[test]["seconds"], test))
+    chosen, total, others = [], 0.0, 0
+    for elsewhere, _, seconds, test in sorted(ordered):
+        total, others = total + seconds, others + elsewhere
+        if chosen and (total > SECONDS or others > OTHERS):
+            break
+        chosen.append(test)
+    return chosen

@@ -1,0 +1,39 @@
+"""What is tried, which tests try it, and where the outcome goes: the one place that knows the repository."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "classlens"
+SOURCES = "core/rules/*.py", "core/capture/fold.py", "methods/**/*.py"
+TESTS = "tests/core", "tests/methods", "tests/test_explanation.py"
+LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures, seconds each
+ROWS, REACH = ROOT / "build" / "mutants.jsonl", ROOT / "build" / "mutants_reach.json"
+SURVIVORS, TABLE = Path(__file__).with_name("survivors.toml"), ROOT / "tests" / "MUTANTS.md"
+
+
+def source_files(only: Sequence[str] = ("",)) -> list[str]:
+    """Paths inside the package, those that contain one of `only`."""
+    files = sorted({path.relative_to(PACKAGE).as_posix() for glob in SOURCES for path in PACKAGE.glob(glob)})
+    return [file for file in files if any(part in file for part in only)]
+
+
+def test_files() -> list[str]:
+    """Paths inside the repository."""
+    places = [ROOT / place for place in TESTS]
+    files = [file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place])]
+    return sorted({file.relative_to(ROOT).as_posix() for file in files} - set(LEFT_ASIDE))
+
+
+def own_tests(file: str) -> str:
+    """The test file that mirrors a source file."""
+    path = Path(file)
+    return f"tests/{path.parent}/test_{path.stem}.py"
+
+
+def version(paths: Iterable[Path]) -> str:
+    """Changes when one of the files does."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
