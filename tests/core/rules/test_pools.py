@@ -12,6 +12,7 @@ POOLS = [
     nn.MaxPool2d((3, 2), 2, ceil_mode=True), nn.MaxPool2d(3, (2, 3), (1, 0), ceil_mode=True),
     nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, dilation=2, ceil_mode=True), nn.MaxPool2d(2, 3, 1, dilation=(2, 1)),
     nn.MaxPool2d((2, 3), 2, (0, 1), dilation=(3, 2), ceil_mode=True), nn.MaxPool2d(3, 1, 1, dilation=(1, 2)),
+    nn.MaxPool2d(2, 5, 1, dilation=2, ceil_mode=True),  # the last window would begin outside
 ]  # fmt: skip
 
 
