@@ -40,3 +40,17 @@ def test_both_orders_of_batch_norm() -> None:
     assert arguments("batch_norm", F.batch_norm, (1, 2, 3, 4), {})["running_mean"] == 2
     assert arguments("batch_norm", torch.batch_norm, (1, 2, 3, 4), {})["running_mean"] == 4
     assert arguments("linear", F.linear, (1,), {"weight": 2})["weight"] == 2
+
+
+def test_parameters_that_take_the_rest() -> None:
+    assert arguments("einsum", torch.einsum, ("ab,bc->ac", 1, 2), {}) == {"equation": "ab,bc->ac", "operands": (1, 2)}
+    assert arguments("broadcast_tensors", torch.broadcast_tensors, (1, 2, 3), {}) == {"tensors": (1, 2, 3)}
+    x = torch.ones(6)
+    assert arguments("view", torch.Tensor.view, (x, 2, 3), {}) == {"input": x, "size": (2, 3)}
+
+
+def test_inplace_by_position_is_found_in_the_signature() -> None:
+    """Before, there was a list, and it lacked some."""
+    assert is_mutating(F.dropout1d, (None, 0.5, False, True), {})
+    assert is_mutating(F.feature_alpha_dropout, (None, 0.5, False, True), {})
+    assert not is_mutating(torch.rrelu, (None, 0.1, 0.3, False, True), {})

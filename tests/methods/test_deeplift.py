@@ -242,6 +242,23 @@ def test_product_is_shared_half_way() -> None:
     assert torch.allclose(found, torch.tensor([[(5.0 + 2) / 2, (3.0 + 1) / 2]]).double())
 
 
+def test_three_factors_and_places_that_move_are_integrated() -> None:
+    """One point half way is exact for a product of two, not of three, nor where the places that are read move."""
+    x, x0 = torch.tensor([[3.0, 5.0, 2.0]]).double(), torch.tensor([[1.0, 2.0, -1.0]]).double()
+
+    def cubic(t: Tensor) -> Tensor:
+        return torch.einsum("bi,bi,bi->b", t[:, :1], t[:, 1:2], t[:, 2:])[:, None]
+
+    def sampled(t: Tensor) -> Tensor:  # between two columns, at a place that the image says
+        row, place = t[:, None, None, :2], t[:, None, None, 2:] / 10
+        grid = torch.cat([place, torch.zeros_like(place)], 3)
+        return F.grid_sample(row.expand(-1, -1, 2, -1), grid, align_corners=True).flatten(1) * t[:, :1]
+
+    for do in (cubic, sampled):
+        parts = two_records(do, x, x0) * (x - x0)
+        assert torch.allclose(parts.sum(), (do(x) - do(x0)).sum())
+
+
 def test_batch_and_classes_are_independent() -> None:
     model, x = build("gated"), pictures(3)
     chosen = [[1, 4], [0, 2], [5, 3]]

@@ -306,6 +306,20 @@ def test_joined_with_another_value_no_activation_is_met_first(
     assert meets_activation_first(tape, tape.nodes[0]) == alone
 
 
+def test_of_a_layer_that_is_split_no_part_speaks_for_the_whole() -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.a(x).chunk(2, 1)
+            return (left.relu() + right).flatten(1)
+
+    tape = record(Split().eval(), pictures())
+    assert not meets_activation_first(tape, tape.nodes[0])
+
+
 class Tokens(nn.Module):
     """Patches of 8 pixels, `extra` tokens in front of them."""
 

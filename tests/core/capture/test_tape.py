@@ -328,6 +328,22 @@ def test_what_is_made_again_is_what_was_overwritten() -> None:
         gc.enable()
 
 
+def test_a_sum_is_made_again_too() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + self.conv(x)).relu_().mean((2, 3))
+
+    model, images = Skip().eval(), torch.randn(1, 3, 4, 4)
+    value = next(node.outputs[0] for node in record(model, images).nodes if node.op == "add")
+    assert not isinstance(value.kept, Tensor)
+    with torch.no_grad():
+        assert torch.equal(value.tensor, images + model.conv(images))
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_glance_is_the_record_without_its_nodes(name: str) -> None:
     model, x = build(name), pictures()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -218,3 +220,23 @@ def test_checkerboard_is_smoothed_away() -> None:
     board[..., ::2, ::2] = 4.0
     inner = agf.smoothed(board, torch.ones(1, 1, 8, 8, dtype=torch.bool))[0, 0, 0, 2:-2, 2:-2]
     assert torch.allclose(inner, torch.ones_like(inner))
+
+
+@pytest.mark.parametrize("term", ["Fx", "Fdx", "M", "gate"])
+def test_a_term_is_left_out_by_the_formula_as_by_an_option(term: str) -> None:
+    x, gradient, c = random(2, 3, 4, 4), random(1, 2, 3, 4, 4, seed=1), random(1, 2, 3, 4, 4, seed=2)
+    without = replace(agf.BALANCED, without=frozenset({term}))
+    ours = agf.residual(x, gradient, c, without, agf.Options()).q
+    assert torch.equal(ours, agf.residual(x, gradient, c, agf.BALANCED, agf.Options(frozenset({term}))).q)
+    assert not torch.allclose(ours, agf.residual(x, gradient, c, agf.BALANCED, agf.Options()).q)
+
+
+def test_the_residual_is_made_of_its_terms() -> None:
+    x, gradient, c = random(2, 3, 4, 4), random(1, 2, 3, 4, 4, seed=1), random(1, 2, 3, 4, 4, seed=2)
+    for formula, gate in ((PAPER, c), (RELEASE, c), (agf.BALANCED, c.mean(2, keepdim=True))):
+        found, phi = agf.residual(x, gradient, c, formula, agf.Options()), c.mean(2, keepdim=True)
+        f_x, f_dx = agf.factorised(x, phi, formula), agf.factorised(gradient, phi, formula)
+        m = agf.interaction(x, gradient, formula.quotient)
+        assert torch.allclose(found.q, f_dx + (f_x + m) / (1 + torch.exp(-gate)))
+        instead = agf.residual(x, gradient, c, formula, agf.Options(gradcam=True)).q
+        assert torch.allclose(instead, f_dx + agf.gradcam_residual(x, gradient) / (1 + torch.exp(-gate)))
