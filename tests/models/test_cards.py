@@ -103,7 +103,7 @@ def test_a_card_is_never_half_written_nor_overwritten(tmp_path: Path, monkeypatc
             write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
     assert list(tmp_path.iterdir()) == []
     write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
-    with pytest.raises(ModelError, match="exists: give a new folder"):
+    with pytest.raises(ModelError, match="exists: choose a new folder"):
         write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
     with pytest.raises(ModelError, match="labels must be a list"):
         write_card(tmp_path / "b", small(), architecture="x:y", preprocess=Preprocess(), labels=[])

@@ -148,9 +148,9 @@ def test_folders(tmp_path: Path) -> None:
 def test_data_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no data at"):
         open_data(tmp_path / "nowhere", "voc")
-    with pytest.raises(DataError, match=r"not laid out as expected \(csv: labels.csv with"):
+    with pytest.raises(DataError, match=r"has no known layout \(expected csv: labels.csv with"):
         open_data(tmp_path, "csv")
-    with pytest.raises(DataError, match=r"not laid out as expected \(folders: a folder of pictures for each class"):
+    with pytest.raises(DataError, match=r"has no known layout \(expected folders: a folder of images for each class"):
         open_data(tmp_path, "folders")
     with pytest.raises(DataError, match="there is no layout 'coco'; there are voc, csv, folders"):
         open_data(tmp_path, "coco")

@@ -98,7 +98,7 @@ def write_card(
     """
     target = Path(folder)
     if target.exists():
-        raise ModelError(f"{target} exists: give a new folder for the card, or remove that one first")
+        raise ModelError(f"{target} exists: choose a new folder for the card, or remove this one first")
     text = card_text(
         architecture=architecture, preprocess=preprocess, labels=labels, overrides=overrides, head=head,
         multilabel=multilabel, about=about,
