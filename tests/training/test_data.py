@@ -115,7 +115,7 @@ def test_csv(tmp_path: Path) -> None:
     [
         ("picture,labels\n", "lacks the column image; it has picture, labels"),
         ("image,labels\na.png,x\na.png,y\n", "names a.png twice"),
-        ("image,labels,split\na.png,x,test\n", "split is train or val, not test"),
+        ("image,labels,split\na.png,x,test\n", "split must be train or val, not test"),
         ("image,labels\na.png,Cat\nb.png,cat\n", "'Cat' and 'cat' differ at most in case"),
         ("image,labels\n", "holds no pictures"),
         ("image,labels,split\na.png,x,val\n", "no picture is left to train with"),
