@@ -1,4 +1,4 @@
-"""Several methods on the same picture and classes, side by side.
+"""Several methods on the same image and classes, side by side.
 
 >>> c = compare(m, "photo.jpg", ["tabby", "espresso"], methods=["agf", "gradcam", "lrp"])
 >>> c.figure().savefig("comparison.png")
@@ -24,18 +24,18 @@ from classlens.models.loaded import LoadedModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALIKE = 0.9  # correlation from which two classes' maps show the same thing
+ALIKE = 0.9  # above this correlation, the maps of two classes show the same thing
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What each method says about one picture. In a notebook it shows its figure."""
+    """The explanations of one image by several methods. In a notebook it shows its figure."""
 
     explanations: dict[str, Explanation]
-    failures: dict[str, str]  # methods that cannot serve this model, and why
+    failures: dict[str, str]  # methods that cannot explain this model, and why
 
     def likeness(self, method: str) -> float | None:
-        """Mean correlation between the maps of different classes: near 1, the method shows the same whatever is asked.
+        """Mean correlation between the maps of different classes: near 1, the method shows the same for every class.
 
         None for a single class, and for classes that are set against the same rivals: these make maps alike.
         """

@@ -1,4 +1,4 @@
-"""The front door: `explain(model, images, targets)` gives an `Explanation`."""
+"""The entry point: `explain(model, images, targets)` returns an `Explanation`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """How far to trust a propagation, and what it took.
+    """How exact a propagation was, and how long it took.
 
     Relevance that is put in at the top either arrives at the image or is absorbed on the way, by biases above all.
     `conservation` is what neither of the two accounts for, |arrived + absorbed - started| relative to the sum of
@@ -34,9 +34,9 @@ class Report:
     """
 
     conservation: Tensor  # (B,K) float64
-    started: Tensor  # (B,K) relevance put in at the top
-    arrived: Tensor  # (B,K) its sum at the image
-    absorbed: Tensor  # (B,K) what stayed in biases, or was taken out on purpose
+    started: Tensor  # (B,K) starting relevance
+    arrived: Tensor  # (B,K) sum of the relevance at the image
+    absorbed: Tensor  # (B,K) relevance that stayed in biases, or was absorbed on purpose
     ops: dict[str, int]  # operations of the forward pass, and how often
     seconds: float
     notes: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Signed evidence maps with all that is needed to read them. In a notebook it shows its figure.
+    """Signed evidence maps with everything needed to interpret them. In a notebook it shows its figure.
 
     >>> e = explain(model, images, targets=top(2))
     >>> e.maps.shape, e.targets.shape
@@ -104,7 +104,7 @@ class Explanation:
         return f"evidence for {self.name(row, k)}"
 
     def probability(self, row: int, k: int) -> float:
-        """Probability of the k-th explained class of an image; NaN where that is a callable's number.
+        """The probability of the k-th explained class of an image; NaN if the target is a callable.
 
         For a multi-label network it is the sigmoid, for others the softmax.
         """
@@ -126,13 +126,13 @@ class Explanation:
         return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
     def figure(self) -> Figure:
-        """Photographs and overlays, drawn; `e.figure().savefig("e.png")`."""
+        """A figure of the images and overlays: `e.figure().savefig("e.png")`."""
         from classlens import render
 
         return render.figure(self)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Overlays and figure (PNG), maps (npz) and report (JSON) into a folder; gives the paths."""
+        """Write overlays and figure (PNG), maps (npz) and report (JSON) to a folder; returns the paths."""
         from classlens import render
 
         return render.save(self, folder)
@@ -216,7 +216,7 @@ def run(
     options = written | options
     check_options(chosen, options)
     network, batch, loaded = prepare(model, images)
-    # A caller's inference mode would forbid what the methods do.
+    # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
         tape = recorded
         if tape is None:
@@ -280,17 +280,17 @@ def operations(model: LoadedModel) -> dict[str, int]:
 
 
 def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
-    """The network, the images as it takes them, on its device, and the loaded model if that is what was given."""
+    """The network, its input on its device, and the loaded model if one was given."""
     loaded = model if isinstance(model, LoadedModel) else None
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or what classlens.load() gives")
+        raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or the result of classlens.load()")
     if not isinstance(images, Tensor):
         if loaded is None:
             raise ImageError("files and PIL images need a loaded model (classlens.load), which knows its preprocessing")
         sources = list(images) if isinstance(images, list | tuple) else [images]
         if not sources:
-            raise ImageError("no image was given; give at least one")
+            raise ImageError("no images were given; give at least one")
         images = torch.stack([loaded.preprocess(source) for source in sources])
     batch = check_batch(images)
     device, dtype = _home(network, batch)
@@ -300,7 +300,7 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
 
 
 def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]:
-    """Where and in which precision a network computes: those of its first floating-point weight."""
+    """The device and precision of a network: those of its first floating-point weight."""
     for weight in network.parameters():
         if weight.is_floating_point():
             return weight.device, weight.dtype
@@ -311,7 +311,7 @@ def _check_logits(logits: Tensor, batch: int) -> None:
     if logits.dim() != 2 or logits.shape[0] != batch:
         raise ModelError(
             f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
-            "pick the logits with output= (a key, an index or a function)"
+            "select the logits with output= (a key, an index or a function)"
         )
     finite = torch.isfinite(logits).all(1)
     if not finite.all():
@@ -320,13 +320,13 @@ def _check_logits(logits: Tensor, batch: int) -> None:
 
 
 def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
-    """Numbers that overflow inside of the network may still give sound logits, but no map."""
+    """Refuse maps that are not finite: an overflow in the network may leave the logits finite but not the map."""
     finite = torch.isfinite(maps).flatten(1).all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
         low, high = batch[row].aminmax()
         raise NotFiniteError(
-            f"the map of image {row} by {method} holds NaN or infinite values; its input runs from {float(low):.3g} to "
+            f"the map of image {row} by {method} holds NaN or infinite values; its input spans {float(low):.3g} to "
             f"{float(high):.3g}: check the preprocessing and the weights"
         )
 
@@ -334,12 +334,14 @@ def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
 def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
     labels = None if loaded is None else loaded.labels
     if labels is not None and len(labels) != classes:
-        raise ModelError(f"the model has {classes} classes but {len(labels)} labels; mend its card, or load it without")
+        raise ModelError(
+            f"the model has {classes} classes but {len(labels)} labels; fix its card, or load it without labels"
+        )
     return labels
 
 
 def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
-    """What to draw under the maps; without knowing the preprocessing, the input stretched to [0,1]."""
+    """The images to draw under the maps; if the preprocessing is unknown, the input rescaled to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())
     pictures = batch.float()

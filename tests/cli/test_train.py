@@ -27,7 +27,7 @@ def test_from_data_to_maps(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert command("train", "multilabel", "--data", voc, "--out", run, *options, "--learning-rate", 1e-2) == 0
     said = capsys.readouterr()
     assert "validation mAP" in said.out
-    assert "pictures: none was left out" in said.out
+    assert "pictures: no images were skipped" in said.out
     assert "epoch 2 of 25, best mAP" in said.err
     picture = voc / "JPEGImages" / "val03.jpg"
     explain = ("explain", picture, "--model", run, "--method", "gradcam", "--device", "cpu", "--out", out)
