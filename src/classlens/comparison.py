@@ -37,7 +37,7 @@ class Comparison:
     def likeness(self, method: str) -> float | None:
         """Mean correlation between the maps of different classes: near 1, the method shows the same for every class.
 
-        None for a single class, and for classes that are set against the same rivals: these make maps alike.
+        None for a single class, and for classes that are contrasted with the same rivals, which makes maps similar.
         """
         e = self.explanations[method]
         maps = e.maps[0].flatten(1).double()
@@ -67,7 +67,7 @@ def compare(
     model: nn.Module | LoadedModel, image: Any, targets: Targets = None, methods: str | Sequence[str] = "all",
     *, rather_than: RatherThan = None,
 ) -> Comparison:  # fmt: skip
-    """Explain one image with several methods; "all" takes every method of the registry.
+    """Explain one image with several methods; "all" means every method of the registry.
 
     >>> compare(m, "photo.jpg", "tabby", ["agf", "gradcam"], rather_than="Egyptian cat")
     """
@@ -85,7 +85,7 @@ def comparing(
     model: nn.Module | LoadedModel, image: Any, targets: Targets, methods: str | Sequence[str],
     rather_than: RatherThan = None,
 ) -> Iterator[tuple[str, Explanation | MethodError]]:  # fmt: skip
-    """The same one by one, for whoever shows progress. A method that cannot serve the model gives its error."""
+    """Like `compare`, one method at a time, to show progress. A method that fails yields its error."""
     for name in method_names(methods):
         try:
             yield name, explain(model, image, targets, name, rather_than=rather_than)

@@ -94,7 +94,7 @@ def test_classes_above_a_threshold() -> None:
     assert (found.tolist(), scalars) == ([[2, 0], [0, 2]], ())
     with pytest.raises(TargetError, match=r"1 to 2 classes above 0\.6: explain them one by one"):
         resolve_targets(classlens.above(0.6), logits)
-    with pytest.raises(TargetError, match=r"no class of image 0 .* above 0\.9, the likeliest has 0\.88: give a lower"):
+    with pytest.raises(TargetError, match=r"no class of image 0 .* above 0\.9, the most likely has 0\.88: give a lower"):
         resolve_targets(classlens.above(0.9), logits)
     with pytest.raises(TargetError, match="between 0 and 1"):
         classlens.above(1)

@@ -50,7 +50,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in ops.ASKS:
+        if func in ops.QUERIES:
             return func(*args, **kwargs)
         if ops.is_grad_switch(func):
             self.switched = True
@@ -149,7 +149,7 @@ class Recorder(TorchFunctionMode):
     def _keep(self, value: Value) -> None:
         """Keep a value whose memory is about to be overwritten."""
         maker = self.makers.get(value)
-        if maker is not None and maker.op in ops.MADE_AGAIN:
+        if maker is not None and maker.op in ops.RECOMPUTED:
             value.kept = functools.partial(recomputed, maker.func, maker.args, maker.kwargs, maker.mutates)
         else:
             value.kept = value.tensor.clone()
