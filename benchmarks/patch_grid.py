@@ -82,7 +82,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "agf with A": {"without": ("Fx", "Fdx", "M", "coarse")},
     "agf with the factorisation": {"without": ("A", "coarse")},
     "agf with both": {"without": "coarse"},
-    "agf with what deep layers saw too": {},
+    "agf with coarse evidence from deep layers too": {},
 }
 OTHERS = ("lrp", "lrp-epsilon-plus-flat", "clrp", "gradient", "gradient-x-input", "gradcam", "integrated-gradients")
 

@@ -86,7 +86,7 @@ class Returns(nn.Module):
     ("call", "error", "message"),
     [
         (lambda: classlens.explain(build("plain"), "photo.jpg"), ImageError, "need a loaded model"),
-        (lambda: classlens.explain(loaded(), []), ImageError, "no image was given"),
+        (lambda: classlens.explain(loaded(), []), ImageError, "no images were given"),
         (lambda: classlens.explain(loaded(), "nowhere.jpg"), ImageError, "nowhere.jpg"),
         (lambda: classlens.explain("resnet50", pictures()), ModelError, "the model is a str"),
         (lambda: classlens.explain(build("plain"), pictures()[0]), ImageError, r"\[None\]"),
@@ -100,12 +100,12 @@ class Returns(nn.Module):
         (
             lambda: classlens.explain(Returns(lambda x: x).eval(), pictures()),
             ModelError,
-            "pick the logits with output=",
+            "select the logits with output=",
         ),
         (
             lambda: classlens.explain(Returns(lambda x: (x, x)).eval(), pictures()),
             ModelError,
-            "say which are the logits",
+            "select the logits",
         ),
         (
             lambda: classlens.explain(Returns(lambda x: x.flatten(1) / 0).eval(), pictures()),
@@ -148,7 +148,7 @@ def test_in_a_notebook_it_shows_its_figure_and_elsewhere_a_line(photo: Path) -> 
 @pytest.mark.parametrize("name", ["clrp", "sglrp", "finer-cam"])
 def test_one_output_leaves_nothing_to_compare_with(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 1)).eval()
-    with pytest.raises(TargetError, match="one output only"):
+    with pytest.raises(TargetError, match="only one output"):
         classlens.explain(model, torch.rand(1, 3, 8, 8), 0, name)
 
 
@@ -162,7 +162,7 @@ def test_a_map_that_overflows_is_refused(method: str) -> None:
     images[1] *= 3e38
     assert torch.isfinite(model(images)).all()
     with pytest.raises(
-        NotFiniteError, match=rf"map of image 1 by {method} holds NaN .* from -3e\+38 to 3e\+38"
+        NotFiniteError, match=rf"map of image 1 by {method} holds NaN .* spans -3e\+38 to 3e\+38"
     ) as caught:
         classlens.explain(model, images, 1, method)
     assert "\n" not in str(caught.value)

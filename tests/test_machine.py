@@ -73,7 +73,7 @@ class Broken(nn.Module):
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_explain_names_the_variable_in_one_line(backwards: bool) -> None:
-    with pytest.raises(MachineError, match="start again with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16") as error:
+    with pytest.raises(MachineError, match="restart with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16") as error:
         classlens.explain(Broken(backwards).eval(), pictures(), 0, "gradient")
     assert "\n" not in str(error.value)
 

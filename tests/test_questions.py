@@ -91,9 +91,7 @@ def test_maps_that_are_complete_add_up_to_the_contrasts_difference(method: str, 
 @pytest.mark.parametrize("method", REFUSE)
 @pytest.mark.parametrize("rather_than", ["rivals", 3, [0, 3]])
 def test_methods_with_rivals_of_their_own_say_what_to_use(method: str, rather_than: Any) -> None:
-    with pytest.raises(
-        MethodError, match=f"{method} sets the class against rivals of its own choice.* agf, "
-    ) as caught:
+    with pytest.raises(MethodError, match=f"{method} chooses the rivals of a class itself.* agf, ") as caught:
         run(build("plain"), pictures(1), 1, method, rather_than=rather_than)
     assert "\n" not in str(caught.value)
 
@@ -102,7 +100,7 @@ def test_a_comparison_asks_all_methods_the_same_and_names_those_that_cannot() ->
     model, x = build("residual"), pictures(1)
     c = compare(model, x, [1, 2], ["agf", "clrp"], rather_than=4)
     assert torch.equal(c.explanations["agf"].maps, classlens.explain(model, x, [1, 2], rather_than=4).maps)
-    assert "rivals of its own choice" in c.failures["clrp"]
+    assert "chooses the rivals of a class itself" in c.failures["clrp"]
     assert c.likeness("agf") is None  # maps of classes with the same rival are alike because of the rival
 
 

@@ -62,7 +62,7 @@ def _table(model: str, scores: Table, differences: Table) -> str:
     best = {key: max(float(row[key]["value"]) for row in scores.values() if key in row) for key in columns}
     counts = ", ".join(f"{COLUMNS[key]} {scores['agf'][key]['n']}" for key in columns)
     lines = [
-        f"**{model}** (how many: {counts})", "",
+        f"**{model}** (number of images or cells: {counts})", "",
         "| method | " + " | ".join(COLUMNS[key] for key in columns) + " |", "|---" * (len(columns) + 1) + "|",
     ]  # fmt: skip
     for method, row in scores.items():

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Where each public name lives. They are imported when first used: torch takes seconds, `classlens --help` should not.
+# The module of each public name. Names are imported on first use: importing torch takes seconds, and `classlens --help`
+# should be fast.
 _HOMES = {
     "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
     "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",

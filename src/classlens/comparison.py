@@ -1,4 +1,4 @@
-"""Several methods on the same picture and classes, side by side.
+"""Several methods on the same image and classes, side by side.
 
 >>> c = compare(m, "photo.jpg", ["tabby", "espresso"], methods=["agf", "gradcam", "lrp"])
 >>> c.figure().savefig("comparison.png")
@@ -24,20 +24,20 @@ from classlens.models.loaded import LoadedModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALIKE = 0.9  # correlation from which two classes' maps show the same thing
+ALIKE = 0.9  # above this correlation, the maps of two classes show the same thing
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What each method says about one picture. In a notebook it shows its figure."""
+    """The explanations of one image by several methods. In a notebook it shows its figure."""
 
     explanations: dict[str, Explanation]
-    failures: dict[str, str]  # methods that cannot serve this model, and why
+    failures: dict[str, str]  # methods that cannot explain this model, and why
 
     def likeness(self, method: str) -> float | None:
-        """Mean correlation between the maps of different classes: near 1, the method shows the same whatever is asked.
+        """Mean correlation between the maps of different classes: near 1, the method shows the same for every class.
 
-        None for a single class, and for classes that are set against the same rivals: these make maps alike.
+        None for a single class, and for classes that are contrasted with the same rivals, which makes maps similar.
         """
         e = self.explanations[method]
         maps = e.maps[0].flatten(1).double()
@@ -67,7 +67,7 @@ def compare(
     model: nn.Module | LoadedModel, image: Any, targets: Targets = None, methods: str | Sequence[str] = "all",
     *, rather_than: RatherThan = None,
 ) -> Comparison:  # fmt: skip
-    """Explain one image with several methods; "all" takes every method of the registry.
+    """Explain one image with several methods; "all" means every method of the registry.
 
     >>> compare(m, "photo.jpg", "tabby", ["agf", "gradcam"], rather_than="Egyptian cat")
     """
@@ -85,7 +85,7 @@ def comparing(
     model: nn.Module | LoadedModel, image: Any, targets: Targets, methods: str | Sequence[str],
     rather_than: RatherThan = None,
 ) -> Iterator[tuple[str, Explanation | MethodError]]:  # fmt: skip
-    """The same one by one, for whoever shows progress. A method that cannot serve the model gives its error."""
+    """Like `compare`, one method at a time, to show progress. A method that fails yields its error."""
     for name in method_names(methods):
         try:
             yield name, explain(model, image, targets, name, rather_than=rather_than)

@@ -1,8 +1,8 @@
-"""The first thing to look at: one picture, two classes, one call.
+"""The demo: one picture, two classes, one call.
 
     classlens demo
 
-The picture is made of two CC0 photographs; `assets/README.md` says which and how.
+The picture combines two CC0 photographs; see `assets/README.md`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CLASSES = ("Egyptian cat", "espresso")
 
 
 def picture() -> bytes:
-    """The demo picture as a JPEG file's content: a cat behind a table with an espresso."""
+    """The demo picture as the bytes of a JPEG file: a cat behind a table with an espresso."""
     return (files("classlens") / "assets" / "demo.jpg").read_bytes()
 
 
 def run(folder: str | os.PathLike[str] = "out") -> Path:
-    """Explain both classes with the embedded model, write demo.png into a folder, and say what it shows.
+    """Explain both classes with the included network, write demo.png to a folder, and print what it shows.
 
     >>> run("out")
     PosixPath('out/demo.png')
@@ -33,6 +33,6 @@ def run(folder: str | os.PathLike[str] = "out") -> Path:
     path = render.write_png(Path(folder) / "demo.png", render.figure(explanation))
     print(f"{path}: where {explanation.model} finds each of two classes in one picture")
     print(render.summary(explanation))
-    print("Left: the picture. Then, for each class: red speaks for it, blue against it, grey says nothing.")
+    print("Left: the picture. Then, for each class: red is evidence for it, blue is evidence against it.")
     print(f"One call of classlens.explain, method {explanation.method}, {explanation.report.seconds:.1f} s.")
     return path

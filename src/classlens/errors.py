@@ -1,4 +1,4 @@
-"""What can go wrong, as one line that says what to do.
+"""Errors: each is one line that says what is wrong and what to do.
 
 Every error that a user can cause is a `ClasslensError`; the command prints its text and exits with 2.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""A text that every file, page and terminal takes: bytes of a file's name that are no UTF-8 are escaped.
+    r"""Escape bytes of a file name that are not UTF-8, so that every file, page and terminal can show the text.
 
     >>> print(printable(os.fsdecode(b"caf\xe9.jpg")))
     caf\udce9.jpg
@@ -16,22 +16,22 @@ def printable(text: str) -> str:
 
 
 class ClasslensError(Exception):
-    """Base of all errors a user can cause or mend. The text is one line: what is wrong, what to do."""
+    """Base of all errors that a user can cause or fix. The text is one line: what is wrong, what to do."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class MissingPackage(ClasslensError):
-    """A package that is needed for this and not installed."""
+    """A required package that is not installed."""
 
 
 class ImageError(ClasslensError):
-    """A picture that cannot be read or cannot be explained."""
+    """An image that cannot be read or explained."""
 
 
 class DataError(ClasslensError):
-    """A data set that is not laid out as expected, or cannot serve a test."""
+    """A data set that has an unexpected layout, or lacks what a test needs."""
 
 
 class ModelError(ClasslensError):
@@ -39,19 +39,19 @@ class ModelError(ClasslensError):
 
 
 class MachineError(ClasslensError):
-    """A computer that cannot do what its CPU announces."""
+    """A machine that cannot run the instructions that its CPU reports."""
 
 
 class TargetError(ClasslensError):
-    """A class that does not exist, or a name that fits several."""
+    """A class that does not exist, or a name that matches several."""
 
 
 class MethodError(ClasslensError):
-    """An unknown method, an unknown option, or a method that cannot serve this model."""
+    """An unknown method, an unknown option, or a method that cannot explain this model."""
 
 
 class CaptureError(ClasslensError):
-    """A forward pass that cannot be recorded faithfully."""
+    """A forward pass that cannot be recorded exactly."""
 
 
 class UnsupportedOp(MethodError):
@@ -59,4 +59,4 @@ class UnsupportedOp(MethodError):
 
 
 class NotFiniteError(MethodError):
-    """A map with NaN or infinite values, which would show nothing."""
+    """A map with NaN or infinite values."""

@@ -1,4 +1,4 @@
-"""The front door: `explain(model, images, targets)` gives an `Explanation`."""
+"""The entry point: `explain(model, images, targets)` returns an `Explanation`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """How far to trust a propagation, and what it took.
+    """How exact a propagation was, and how long it took.
 
-    Relevance that is put in at the top either arrives at the image or is absorbed on the way, by biases above all.
-    `conservation` is what neither of the two accounts for, |arrived + absorbed - started| relative to the sum of
-    magnitudes (at the top or over the image, whichever is larger): 0 means that nothing is unaccounted for, not that
-    all of it arrived. How much arrived is `arrived_share`. All are NaN where a method does not propagate relevance.
+    Starting relevance either arrives at the image or is absorbed on the way, mostly by biases. `conservation` is the
+    relevance that is unaccounted for, |arrived + absorbed - started| relative to the sum of magnitudes (at the top or
+    over the image, whichever is larger): 0 means that nothing is unaccounted for, not that everything arrived.
+    `arrived_share` is how much arrived. All are NaN for methods that do not propagate relevance.
     """
 
     conservation: Tensor  # (B,K) float64
-    started: Tensor  # (B,K) relevance put in at the top
-    arrived: Tensor  # (B,K) its sum at the image
-    absorbed: Tensor  # (B,K) what stayed in biases, or was taken out on purpose
+    started: Tensor  # (B,K) starting relevance
+    arrived: Tensor  # (B,K) sum of the relevance at the image
+    absorbed: Tensor  # (B,K) relevance that stayed in biases, or was absorbed on purpose
     ops: dict[str, int]  # operations of the forward pass, and how often
     seconds: float
     notes: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Signed evidence maps with all that is needed to read them. In a notebook it shows its figure.
+    """Signed evidence maps with everything needed to interpret them. In a notebook it shows its figure.
 
     >>> e = explain(model, images, targets=top(2))
     >>> e.maps.shape, e.targets.shape
@@ -71,7 +71,7 @@ class Explanation:
     """
 
     maps: Tensor  # (B,K,H,W), raw: positive for the class, negative against it
-    targets: Tensor  # (B,K) class indices; negative where what is asked is no class
+    targets: Tensor  # (B,K) class indices; negative if the target is not a class
     logits: Tensor  # (B,C)
     pictures: Tensor  # (B,3,H,W) in [0,1]: what the network saw
     labels: tuple[str, ...] | None
@@ -80,19 +80,19 @@ class Explanation:
     report: Report
     trace: tuple[LayerTrace, ...] = ()
     model: str = ""
-    asked: tuple[tuple[Target, ...], ...] = ()  # of each image, K targets; without any, the classes themselves
-    multilabel: bool = False  # each class has a probability of its own
+    asked: tuple[tuple[Target, ...], ...] = ()  # K targets for each image; if empty, the classes in `targets`
+    multilabel: bool = False  # an independent probability for each class (sigmoid)
 
     def label(self, class_index: int) -> str:
-        """A class's name, or `class 7` where the model has no names."""
+        """The name of a class, or `class 7` if the model has no names."""
         return self.labels[class_index] if self.labels else f"class {class_index}"
 
     def target(self, row: int = 0, k: int = 0) -> Target:
-        """What was asked of an image, as an object of `classlens.core.targets`."""
+        """The target of a map, an object of `classlens.core.targets`."""
         return self.asked[row][k] if self.asked else Class(int(self.targets[row, k]))
 
     def name(self, row: int = 0, k: int = 0) -> str:
-        """What was asked of an image in words: "tabby", "tabby rather than Egyptian cat", or a callable's name."""
+        """The target in words: "tabby", "tabby rather than Egyptian cat", or the name of a callable."""
         return self.target(row, k).words(self.label)
 
     def question(self, row: int = 0, k: int = 0) -> str:
@@ -104,7 +104,7 @@ class Explanation:
         return f"evidence for {self.name(row, k)}"
 
     def probability(self, row: int, k: int) -> float:
-        """Probability of the k-th explained class of an image; NaN where that is a callable's number.
+        """The probability of the k-th explained class of an image; NaN if the target is a callable.
 
         For a multi-label network it is the sigmoid, for others the softmax.
         """
@@ -113,7 +113,7 @@ class Explanation:
         return float(self._probabilities(row)[self.targets[row, k]])
 
     def likeliest_rival(self, row: int, k: int) -> tuple[int, float] | None:
-        """The likeliest class that the k-th one is set against, and its probability; None where there is none."""
+        """The most likely rival of the k-th target, and its probability; None if it has no rivals."""
         target = self.target(row, k)
         if not isinstance(target, Contrast):
             return None
@@ -126,13 +126,13 @@ class Explanation:
         return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
     def figure(self) -> Figure:
-        """Photographs and overlays, drawn; `e.figure().savefig("e.png")`."""
+        """A figure of the images and overlays: `e.figure().savefig("e.png")`."""
         from classlens import render
 
         return render.figure(self)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Overlays and figure (PNG), maps (npz) and report (JSON) into a folder; gives the paths."""
+        """Write overlays and figure (PNG), maps (npz) and report (JSON) to a folder; returns the paths."""
         from classlens import render
 
         return render.save(self, folder)
@@ -167,16 +167,16 @@ def explain(
     >>> e.figure().savefig("two-classes.png")
     >>> e = classlens.explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat")      # another question
 
-    `model` is any `nn.Module` in eval mode, used as it is and left as it was, or a loaded model. `images` is a
-    preprocessed tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the likeliest
-    class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that makes a number of one
-    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name of
-    `classlens.METHODS`; its options follow as keywords or in brackets, "agf-release(without=A)". `output` picks the
-    logits of a model that returns a dict or a tuple. `multilabel=True`: each class has a probability of its own, by a
-    sigmoid; a loaded model knows. `trace=True` keeps the terms of every layer.
+    `model` is any `nn.Module` in eval mode, which is left unchanged, or a loaded model. `images` is a preprocessed
+    tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the most likely class) |
+    index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a number from one
+    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name
+    from `classlens.METHODS`; pass its options as keywords or in brackets, "agf-release(without=A)". `output` selects
+    the logits if the model returns a dict or a tuple. `multilabel=True`: each class has an independent probability
+    (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms of every layer.
 
-    A map shows the evidence for the class, also where that speaks for others too. `rather_than` asks for what speaks
-    for the class and not as much for its rivals: an index, a name, a list of them, or "rivals" for all other classes.
+    A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
+    the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
@@ -207,16 +207,16 @@ def run(
     trace: bool = False, output: Picker = None, multilabel: bool | None = None, recorded: Tape | None = None,
     **options: Any,
 ) -> tuple[Case, Result]:  # fmt: skip
-    """What `explain` does before it packs: the case, and what the method made of it; for adapters.
+    """Run a method without packing an `Explanation`: returns the case and the method's result; for adapters.
 
-    `recorded` is the tape of a forward pass of these images, where one serves several methods. Then maps that are not
-    finite are handed on: one of them must not cost the other images theirs.
+    `recorded` is the tape of a forward pass of these images, to share it among several methods. Then maps that are not
+    finite are returned too, so that one bad image does not affect the others.
     """
     chosen, written = resolve(method)
     options = written | options
     check_options(chosen, options)
     network, batch, loaded = prepare(model, images)
-    # A caller's inference mode would forbid what the methods do.
+    # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
         tape = recorded
         if tape is None:
@@ -236,20 +236,20 @@ def run(
 
 
 def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:
-    """Refuse what a method cannot be asked that sets a class against the others by construction."""
+    """Refuse targets that a method cannot explain because it contrasts a class with the others by construction."""
     if outputs == 1:
-        raise TargetError(f"{chosen.name} sets a class against the others, and this network has one output only")
+        raise TargetError(f"{chosen.name} contrasts a class with the others, but this network has only one output")
     if not scalars:
         return
     if isinstance(scalars[0], Contrast):
         others = ", ".join([name for name, method in METHODS.items() if method.scalars and method.class_specific][:5])
         raise MethodError(
-            f"{chosen.name} sets the class against rivals of its own choice, so it takes no others: leave rather_than "
-            f"out, or use a method that takes them, such as {others}"
+            f"{chosen.name} chooses the rivals of a class itself: omit rather_than, or use a method that accepts it, "
+            f"such as {others}"
         )
     raise MethodError(
-        f"{chosen.name} explains a class beside the others: give an index, a name, or a callable that hands back one "
-        f"logit as it is; {scalars[0].words(str)!r} makes another number of them"
+        f"{chosen.name} contrasts a class with the others: give an index, a name, or a callable that returns one logit "
+        f"unchanged; {scalars[0].words(str)!r} computes something else"
     )
 
 
@@ -258,7 +258,7 @@ def _asked(case: Case) -> tuple[tuple[Target, ...], ...]:
 
 
 def _classes(case: Case) -> Tensor:
-    """(B,K): the class that each target is about; of a callable, the negative number that stands for it."""
+    """(B,K): the class of each target; for a callable, the negative number that stands for it."""
     found = case.targets.clone()
     for number, target in enumerate(case.scalars):
         if isinstance(target, Contrast):
@@ -280,17 +280,17 @@ def operations(model: LoadedModel) -> dict[str, int]:
 
 
 def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Tensor, LoadedModel | None]:
-    """The network, the images as it takes them, on its device, and the loaded model if that is what was given."""
+    """The network, its input on its device, and the loaded model if one was given."""
     loaded = model if isinstance(model, LoadedModel) else None
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or what classlens.load() gives")
+        raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or the result of classlens.load()")
     if not isinstance(images, Tensor):
         if loaded is None:
             raise ImageError("files and PIL images need a loaded model (classlens.load), which knows its preprocessing")
         sources = list(images) if isinstance(images, list | tuple) else [images]
         if not sources:
-            raise ImageError("no image was given; give at least one")
+            raise ImageError("no images were given; give at least one")
         images = torch.stack([loaded.preprocess(source) for source in sources])
     batch = check_batch(images)
     device, dtype = _home(network, batch)
@@ -300,7 +300,7 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
 
 
 def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]:
-    """Where and in which precision a network computes: those of its first floating-point weight."""
+    """The device and precision of a network: those of its first floating-point weight."""
     for weight in network.parameters():
         if weight.is_floating_point():
             return weight.device, weight.dtype
@@ -311,7 +311,7 @@ def _check_logits(logits: Tensor, batch: int) -> None:
     if logits.dim() != 2 or logits.shape[0] != batch:
         raise ModelError(
             f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
-            "pick the logits with output= (a key, an index or a function)"
+            "select the logits with output= (a key, an index or a function)"
         )
     finite = torch.isfinite(logits).all(1)
     if not finite.all():
@@ -320,13 +320,13 @@ def _check_logits(logits: Tensor, batch: int) -> None:
 
 
 def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
-    """Numbers that overflow inside of the network may still give sound logits, but no map."""
+    """Refuse maps that are not finite: an overflow in the network may leave the logits finite but not the map."""
     finite = torch.isfinite(maps).flatten(1).all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
         low, high = batch[row].aminmax()
         raise NotFiniteError(
-            f"the map of image {row} by {method} holds NaN or infinite values; its input runs from {float(low):.3g} to "
+            f"the map of image {row} by {method} holds NaN or infinite values; its input spans {float(low):.3g} to "
             f"{float(high):.3g}: check the preprocessing and the weights"
         )
 
@@ -334,12 +334,14 @@ def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
 def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
     labels = None if loaded is None else loaded.labels
     if labels is not None and len(labels) != classes:
-        raise ModelError(f"the model has {classes} classes but {len(labels)} labels; mend its card, or load it without")
+        raise ModelError(
+            f"the model has {classes} classes but {len(labels)} labels; fix its card, or load it without labels"
+        )
     return labels
 
 
 def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
-    """What to draw under the maps; without knowing the preprocessing, the input stretched to [0,1]."""
+    """The images to draw under the maps; if the preprocessing is unknown, the input rescaled to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())
     pictures = batch.float()

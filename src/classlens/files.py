@@ -1,11 +1,11 @@
-"""Files that are there whole or not at all, and the hashes by which things are known again.
+"""Atomic file writes, and hashes that identify things.
 
     >>> write_text(Path("out/table.md"), "| method | score |")
     >>> with replacing(Path("out/weights.safetensors")) as draft:
     ...     save_file(tensors, draft)
 
-Everything is written to a draft beside its place, flushed to the disk, and then moved there in one step. So a reader,
-a second process or the next run never sees half a file; an error or Ctrl-C removes the draft, a kill leaves it behind.
+Everything is written to a draft in the same folder, flushed to disk, and then renamed in one step. A reader, a second
+process or the next run never sees a partial file. An error or Ctrl-C removes the draft; a kill leaves it behind.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a draft, which takes the place of the file when the block ends well.
+    """The path of a draft, which replaces the file when the block ends without an error.
 
     >>> with replacing(Path("rows.parquet")) as draft:
     ...     pq.write_table(table, draft)
 
-    The folder is made if it is not there.
+    The folder is created if it does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(path)
     try:
         yield draft
-        with draft.open("rb+") as file:  # without this, a power failure may leave an empty file in the new place
+        with draft.open("rb+") as file:  # without fsync, a power failure may leave an empty file
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def creating(folder: Path) -> Iterator[Path]:
-    """The same for a new folder: the path of a draft folder, which gets its name when the block ends well.
+    """The path of a draft folder, which is renamed to `folder` when the block ends without an error.
 
     >>> with creating(Path("pets")) as draft:
     ...     (draft / "labels.txt").write_text("abyssinian")
@@ -61,19 +61,19 @@ def creating(folder: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file, whole or not at all; returns its path."""
+    """Write a file atomically; returns its path."""
     with replacing(path) as draft:
         draft.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file (UTF-8, line ends as given), whole or not at all."""
+    """Write a text file atomically (UTF-8, line endings as given)."""
     return write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any, indent: int | None = 2) -> Path:
-    """Write a JSON document, whole or not at all.
+    """Write a JSON document atomically.
 
     >>> write_json(Path("out/card.json"), {"labels": ["cat", "dog"]})
     """
@@ -81,9 +81,9 @@ def write_json(path: Path, value: Any, indent: int | None = 2) -> Path:
 
 
 def remove_drafts(folder: Path, name: str = "*", seconds: float = 0.0) -> None:
-    """Delete the drafts of killed runs: those of `name`, at least so many seconds old.
+    """Delete the drafts of killed runs: those of `name` that are at least this many seconds old.
 
-    >>> remove_drafts(Path("run/rows/pointing"), seconds=3600)      # a younger one may still have a writer
+    >>> remove_drafts(Path("run/rows/pointing"), seconds=3600)      # a newer draft may still be in use
     """
     for draft in folder.glob(f".{name}.*.part"):
         if time.time() - draft.stat().st_mtime >= seconds:
@@ -98,7 +98,7 @@ def _draft(path: Path) -> Path:
 
 
 def text_hash(text: str, letters: int = 16) -> str:
-    """The first letters of a text's SHA-256, as a short name for what the text describes.
+    """The first letters of the SHA-256 of a text, as a short identifier.
 
     >>> text_hash("agf", 6)
     '13755d'
@@ -107,11 +107,11 @@ def text_hash(text: str, letters: int = 16) -> str:
 
 
 def draw_key(seed: int, name: str) -> bytes:
-    """A number drawn for a name: sorting by it shuffles, and only the seed and the names decide the order.
+    """A pseudo-random sort key for a name: sorting by it shuffles, and the order depends only on seed and names.
 
     >>> sorted(["a", "b", "c", "d"], key=lambda name: draw_key(0, name))
     ['d', 'a', 'c', 'b']
 
-    A name keeps its number whoever else is there: more names leave the order of the others as it was.
+    The key of a name does not depend on the other names: adding names does not change the order of the others.
     """
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()

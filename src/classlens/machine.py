@@ -1,10 +1,10 @@
-"""CPUs that announce more than they can do.
+"""A workaround for CPUs that report instructions they cannot run.
 
-Some virtual machines announce AMX, Intel's matrix instructions, but do not run them. PyTorch's convolutions, which come
-from oneDNN, believe the announcement: they raise `could not create a primitive` or die with an illegal instruction. An
-environment variable keeps oneDNN from AMX. Only bfloat16 and 8-bit integers ever use it, so float32 loses nothing.
+Some virtual machines report AMX, Intel's matrix instructions, but cannot run them. oneDNN, which implements PyTorch's
+convolutions, relies on the report: it raises `could not create a primitive` or dies with an illegal instruction. An
+environment variable stops oneDNN from using AMX. Only bfloat16 and 8-bit integers use it, so float32 stays as fast.
 
-The kernel's own answer (`arch_prctl`) does not tell such machines apart: oneDNN asks it too, and is told yes.
+The kernel (`arch_prctl`) does not reveal such machines: oneDNN asks it too, and is told that AMX works.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REFUSED = re.compile(r"could not create a primitive(?! descriptor)")
 
 
 def announces_amx(cpuinfo: str) -> bool:
-    """Whether the text of /proc/cpuinfo has AMX among the CPU's flags.
+    """Whether the text of /proc/cpuinfo lists AMX among the CPU's flags.
 
     >>> announces_amx("flags : fpu avx512f amx_bf16 amx_tile amx_int8")
     True
@@ -31,9 +31,9 @@ def announces_amx(cpuinfo: str) -> bool:
 
 
 def avoid_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """Keep oneDNN from AMX where the CPU announces it, unless the variable is set already.
+    """Stop oneDNN from using AMX if the CPU reports it, unless the variable is already set.
 
-    oneDNN reads the variable at the first convolution, so this has to come before it.
+    oneDNN reads the variable at the first convolution, so call this before.
     """
     try:
         announced = announces_amx(cpuinfo.read_text())
@@ -45,13 +45,13 @@ def avoid_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
 
 @contextmanager
 def onednn_errors() -> Iterator[None]:
-    """Say in one line what helps when oneDNN fails; other errors pass as they are."""
+    """Turn oneDNN's failure into a one-line error with the workaround; other errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
         if not _REFUSED.search(str(error)):
             raise
         raise MachineError(
-            "oneDNN could not create a primitive, as on CPUs that announce AMX but do not run it; "
-            f"start again with {VARIABLE}={WITHOUT_AMX} in the environment"
+            "oneDNN could not create a primitive, as on CPUs that report AMX but cannot run it; "
+            f"restart with {VARIABLE}={WITHOUT_AMX} in the environment"
         ) from error

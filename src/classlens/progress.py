@@ -1,16 +1,16 @@
-"""How far something long has come, for whoever wants to show it.
+"""Progress callbacks for long-running functions.
 
     >>> def show(what: str, done: int, total: int) -> None:
     ...     print(f"{what}: {done} of {total}")
     >>> report(model, "photos", "report.html", progress=show)
 
-Functions that work through many images take such a callback. A method of explanation cannot: it reports to the
-callback of `reporting`, if there is one.
+Functions that process many images take such a callback. A method cannot take one: it reports to the callback that
+`reporting` set, if any.
 
     >>> with reporting(show):
     ...     explain(model, image, method="rise")
 
-It is called at the start (0 done) and after each step, and belongs to the thread (and task) that set it.
+The callback is called at the start (0 done) and after each step. It is local to the thread (and task) that set it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Is told what runs, how many steps are done, and of how many: `progress("pictures", 3, 200)`."""
+    """A callback that gets a label, the number of steps done and their total: `progress("images", 3, 200)`."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
 
@@ -48,19 +48,19 @@ def reporting(progress: Progress) -> Iterator[None]:
 
 
 def listener() -> Progress:
-    """The callback that `reporting` set, to hand on to a function that takes one."""
+    """The callback that `reporting` set, to pass to a function that takes one."""
     return _listener.get()
 
 
 def ticker(total: int, label: str) -> Callable[[], None]:
-    """A function to call after each of `total` steps, for loops that are someone else's."""
+    """A function to call after each of `total` steps, for loops inside other libraries."""
     report, done = listener(), itertools.count(1)
     report(label, 0, total)
     return lambda: report(label, next(done), total)
 
 
 def track(steps: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """The same steps, each reported when it is done.
+    """Yield the same steps and report each one when it is done.
 
     >>> list(track("abc", 3, "letters"))
     ['a', 'b', 'c']

@@ -210,7 +210,7 @@ def test_one_class_rather_than_others(studio):
     saved = np.load(io.BytesIO(actions.arrays(picture, "small", [panel])))
     assert saved["names"].tolist() == ["cat rather than cup"]
     refused, drawn = last(studio, picture, wish("methods", methods=("clrp", "agf"), rather_than="rivals"))
-    assert "rivals of its own choice" in refused.reason
+    assert "chooses the rivals of a class itself" in refused.reason
     assert drawn.rivals.startswith("rather than its rivals (likeliest: ")
 
 

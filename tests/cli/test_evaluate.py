@@ -32,7 +32,7 @@ def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert "is not laid out as expected" in error
+    assert "has no known layout" in error
     assert not (tmp_path / "run").exists()
 
 

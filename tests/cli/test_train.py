@@ -27,7 +27,7 @@ def test_from_data_to_maps(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert command("train", "multilabel", "--data", voc, "--out", run, *options, "--learning-rate", 1e-2) == 0
     said = capsys.readouterr()
     assert "validation mAP" in said.out
-    assert "pictures: none was left out" in said.out
+    assert "pictures: no images were skipped" in said.out
     assert "epoch 2 of 25, best mAP" in said.err
     picture = voc / "JPEGImages" / "val03.jpg"
     explain = ("explain", picture, "--model", run, "--method", "gradcam", "--device", "cpu", "--out", out)
@@ -65,10 +65,10 @@ def test_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             Image.fromarray(trimap).save(tmp_path / "annotations" / "trimaps" / f"{breed}_{number}.png")
     two = tmp_path / "two"
     assert command("data", "compose", "--data", tmp_path, "--out", two, "--train", 3, "--val", 1, "--side", 64) == 0
-    assert "3 + 1 scenes of 3 breeds, no picture was left out" in capsys.readouterr().out
+    assert "3 + 1 scenes of 3 breeds, no images were skipped" in capsys.readouterr().out
     assert len(list((two / "JPEGImages").iterdir())) == 4
     assert command("data", "compose", "--data", tmp_path, "--out", two) == 2
-    assert "exists: give a new folder" in capsys.readouterr().err
+    assert "exists: choose a new folder" in capsys.readouterr().err
 
 
 def test_the_layouts_on_offer_are_those_that_can_train() -> None:

@@ -44,16 +44,16 @@ def test_a_flat_list_for_one_image_is_its_classes() -> None:
     [
         (4, "class 4 is out of range; the model has classes 0..3"),
         (-1, "class -1 is out of range"),
-        ("cat", "fits 2 classes"),
+        ("cat", "matches 2 classes"),
         ("dog", "no class is named 'dog'"),
         ([1, 2, 3], "3 targets for 2 images; give one for each"),
         ([[1], [1, 2]], "the same number of classes"),
         ([[], []], "at least one"),
         ([1.5, 2], "a class is an index or a name, not 1.5"),
         ([True, 2], "not True"),
-        (torch.tensor([1.0, 2.0]), "whole numbers, not float32"),
+        (torch.tensor([1.0, 2.0]), "integers, not float32"),
         ({1, 2}, "targets cannot be a set"),
-        (top(9), "more classes than the model's 4"),
+        (top(9), "more classes than the model has"),
     ],
 )
 def test_wrong_targets_are_one_line(targets: object, message: str) -> None:
@@ -141,7 +141,7 @@ def test_names_of_callables() -> None:
     [
         (lambda y: y, r"gives shape \(4,\) for the logits \(4,\) of one image; it must give one number"),
         (lambda y: 3.0, "gives a float"),
-        (lambda y: y[1].detach(), "has no gradient; make its number of the logits"),
+        (lambda y: y[1].detach(), "has no gradient; compute it from the logits"),
     ],
 )
 def test_a_callable_that_makes_no_number_is_refused(scalar: Scalar, message: str) -> None:
@@ -225,9 +225,9 @@ def test_a_contrast_in_words(rivals: tuple[int, ...] | None, words: str) -> None
         ("cup", "expresso", "no class is named 'expresso'; nearest: 2 espresso"),
         ("cup", 9, "class 9 is out of range"),
         ("cup", [], "names no rival"),
-        ("cup", ["rivals", 1], "'rivals' are all other classes already; give it alone"),
+        ("cup", ["rivals", 1], "'rivals' already means all other classes"),
         ("cup", 1.5, "a class is an index or a name, not 1.5"),
-        (margin, "cup", "only a class can be explained rather than others, and 'margin' is a number of its own"),
+        (margin, "cup", "rather_than works only with classes, and 'margin' is a callable"),
     ],
 )
 def test_wrong_rivals_are_one_line(targets: Any, rather_than: Any, message: str) -> None:
@@ -238,7 +238,7 @@ def test_wrong_rivals_are_one_line(targets: Any, rather_than: Any, message: str)
 
 def test_a_network_with_one_output_has_no_rivals() -> None:
     for rather_than in ("rivals", 0, 1):
-        with pytest.raises(TargetError, match="one output, so its class has no rivals; leave rather_than out"):
+        with pytest.raises(TargetError, match="one output, so its class has no rivals; omit rather_than"):
             resolve_targets(0, LOGITS[:, :1], None, rather_than)
 
 

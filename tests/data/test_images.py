@@ -74,10 +74,10 @@ def test_the_source_picture_is_left_alone() -> None:
         (b"", "is empty"),
         (b"this is no picture at all", "not a picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),  # would start Ghostscript
-        (encoded(photo(60, 60))[:-400], "cut short"),
-        (encoded(photo(60, 60), "JPEG")[:-400], "cut short"),
+        (encoded(photo(60, 60))[:-400], "truncated"),
+        (encoded(photo(60, 60), "JPEG")[:-400], "truncated"),
         (encoded(photo(60, 60)).replace(b"IDAT", b"IDAT\xff\xff\xff", 1), "corrupt"),
-        (png_of_size(4, 4), "cut short"),
+        (png_of_size(4, 4), "truncated"),
     ],
     ids=["empty", "text", "eps", "truncated-png", "truncated-jpeg", "corrupt-png", "png-without-pixels"],
 )

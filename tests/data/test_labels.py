@@ -43,8 +43,8 @@ def test_match(text: str, index: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mastiff", "fits 2 classes.*: 4 mastiff, 5 mastiff"),
-        ("at", "fits 4 classes.*: 0 cat, 1 tabby cat, 2 caterpillar, 3 Great_Dane"),
+        ("mastiff", "matches 2 classes.*: 4 mastiff, 5 mastiff"),
+        ("at", "matches 4 classes.*: 0 cat, 1 tabby cat, 2 caterpillar, 3 Great_Dane"),
         ("caterpilar", "no class is named 'caterpilar'; nearest: 2 caterpillar"),
         ("submarine", "no class is named 'submarine'; give an index"),
         ("9", "no class 9: the model has 9 classes, 0 to 8"),
@@ -60,7 +60,7 @@ def test_match_says_what_to_do(text: str, message: str) -> None:
 
 
 def test_at_most_eight_candidates_are_listed() -> None:
-    with pytest.raises(TargetError, match=r"fits 30 classes.*: 0 dog 0, .*, 7 dog 7, \.\.\.$"):
+    with pytest.raises(TargetError, match=r"matches 30 classes.*: 0 dog 0, .*, 7 dog 7, \.\.\.$"):
         match([f"dog {i}" for i in range(30)], "dog")
 
 

@@ -27,7 +27,7 @@ def saved(tmp_path: Path, values: Any, mode: str | None = None, suffix: str = ".
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not a picture in a known format"),
         (png_of_size(13_000, 13_000), "13000x13000, more than 64000000 pixels"),
         (b"", "is empty"),
-        (png_of_size(4, 4), "cut short"),
+        (png_of_size(4, 4), "truncated"),
     ],
     ids=["eps", "huge", "empty", "cut"],
 )

@@ -42,7 +42,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scenes(pets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("scenes") / "two"
     made = compose_scenes(pets, out, train=12, val=6, side=96, seed=4)
-    assert (made.train, made.val, made.classes, made.remark) == (12, 6, 4, "no picture was left out")
+    assert (made.train, made.val, made.classes, made.remark) == (12, 6, 4, "no images were skipped")
     return out
 
 
@@ -107,7 +107,7 @@ def test_the_seed_decides(pets: Path, scenes: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_used(pets: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="exists: give a new folder"):
+    with pytest.raises(DataError, match="exists: choose a new folder"):
         compose_scenes(pets, pets)
     few = tmp_path / "few"
     for breed in ("pug", "Sphynx"):
@@ -126,10 +126,10 @@ def test_a_corrupt_mask_is_counted(pets: Path, tmp_path: Path) -> None:
     (root / "annotations" / "trimaps" / "pug_0.png").write_bytes(b"no mask")
     Image.fromarray(np.full((60, 80), 2, np.uint8)).save(root / "annotations" / "trimaps" / "pug_1.png")
     made = compose_scenes(root, tmp_path / "out", train=2, val=1, side=64)
-    assert made.remark.startswith("2 pictures left out, such as pug_0.jpg (the mask pug_0.png is not a picture")
+    assert made.remark.startswith("2 images were skipped, such as pug_0.jpg (the mask pug_0.png is not a picture")
     for number in (2, 3):
         (root / "annotations" / "trimaps" / f"pug_{number}.png").write_bytes(b"no mask")
-    with pytest.raises(DataError, match="'pug' has one usable picture"):
+    with pytest.raises(DataError, match="'pug' has one usable image"):
         compose_scenes(root, tmp_path / "none", train=2, val=1, side=64)
 
 

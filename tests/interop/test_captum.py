@@ -170,12 +170,12 @@ def test_options_come_with_the_class_or_the_call() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"target": None}, TargetError, "the model has 7 outputs: say which one with target="),
-        ({"target": (1, 2)}, TargetError, r"target \(1, 2\) is no place in an output of shape \(7,\)"),
-        ({"target": [(9,), (1,)]}, TargetError, r"target \(9,\) is no place"),
+        ({"target": None}, TargetError, "the model has 7 outputs: choose one with target="),
+        ({"target": (1, 2)}, TargetError, r"target \(1, 2\) is outside the output, which has shape \(7,\)"),
+        ({"target": [(9,), (1,)]}, TargetError, r"target \(9,\) is outside the output"),
         ({"target": torch.tensor([[1, 2], [3, 4]])}, TargetError, "one class for each image"),
         ({"target": 9}, TargetError, "class 9 is out of range"),
-        ({"target": 1, "additional_forward_args": (1,)}, ModelError, "only models of one input"),
+        ({"target": 1, "additional_forward_args": (1,)}, ModelError, "only models with one input"),
     ],
 )
 def test_what_cannot_be_explained_is_one_line(arguments: Any, error: type[Exception], message: str) -> None:

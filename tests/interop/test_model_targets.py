@@ -128,7 +128,7 @@ def test_maps_that_are_complete_add_up_to_the_scalars_difference(method: str, to
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in SCALARS])
 def test_methods_that_need_a_class_say_so(method: str) -> None:
-    with pytest.raises(MethodError, match=f"{method} explains a class beside the others: .*'ClassifierOutputSoft"):
+    with pytest.raises(MethodError, match=f"{method} contrasts a class with the others: .*'ClassifierOutputSoft"):
         run(ClassifierOutputSoftmaxTarget(1), method, pictures(1))
 
 

@@ -103,7 +103,7 @@ def test_a_card_is_never_half_written_nor_overwritten(tmp_path: Path, monkeypatc
             write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
     assert list(tmp_path.iterdir()) == []
     write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
-    with pytest.raises(ModelError, match="exists: give a new folder"):
+    with pytest.raises(ModelError, match="exists: choose a new folder"):
         write_card(tmp_path / "a", small(), architecture="x:y", preprocess=Preprocess())
     with pytest.raises(ModelError, match="labels must be a list"):
         write_card(tmp_path / "b", small(), architecture="x:y", preprocess=Preprocess(), labels=[])
@@ -114,9 +114,9 @@ def test_a_card_is_never_half_written_nor_overwritten(tmp_path: Path, monkeypatc
     ("changes", "text"),
     [
         ({"architecture": ...}, "lacks architecture"),
-        ({"preprocess": ..., "colour": 3}, "lacks preprocess, does not know colour"),
+        ({"preprocess": ..., "colour": 3}, "lacks preprocess, has the unknown field colour"),
         ({"architecture": 5}, "architecture must be a name"),
-        ({"architecture": "other/card.json"}, "is not the name of one"),
+        ({"architecture": "other/card.json"}, "is not the name of an architecture"),
         ({"architecture": "no-such-net"}, "there is no model 'no-such-net'"),
         ({"weights": 5}, "weights must be"),
         ({"weights": "nowhere.safetensors"}, r"no weight file .*nowhere\.safetensors"),
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_card_is_refused(tmp_path: Path, content: bytes) -> No
 def test_a_missing_card_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no card .*nowhere\.json"):
         load(tmp_path / "nowhere.json")
-    with pytest.raises(ModelError, match=r"a folder with card\.json"):
+    with pytest.raises(ModelError, match=r"a folder that contains card\.json"):
         load(tmp_path)
 
 
@@ -165,21 +165,21 @@ def test_overrides_set_one_attribute_or_that_of_a_class() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("0.strides", [2, 2], "only numbers"),  # no such attribute
+        ("0.strides", [2, 2], "only existing numbers"),  # no such attribute
         ("7.stride", [2, 2], "no module '7'"),
         ("*BatchNorm3d.eps", 0.1, "no module"),
-        ("0.stride", [2, 2, 2], "same form"),
-        ("0.stride", 2, "same form"),
-        ("0.stride", [2.0, 2.0], "same form"),
-        ("0.stride", ["2", "2"], "only numbers"),
-        ("0.stride", None, "only numbers"),
-        ("1.eps", True, "same form"),
-        ("0.padding_mode", "circular", "only numbers"),  # text
-        ("0.weight", 0.0, "only numbers"),  # a parameter
-        ("0.forward", 1, "only numbers"),  # a method
-        ("0.training", True, "only numbers"),  # load() sets it
-        ("0.__class__", 1, "only numbers"),
-        ("1._version", 1, "only numbers"),  # of the class, not of the module
+        ("0.stride", [2, 2, 2], "does not have the form"),
+        ("0.stride", 2, "does not have the form"),
+        ("0.stride", [2.0, 2.0], "does not have the form"),
+        ("0.stride", ["2", "2"], "only existing numbers"),
+        ("0.stride", None, "only existing numbers"),
+        ("1.eps", True, "does not have the form"),
+        ("0.padding_mode", "circular", "only existing numbers"),  # text
+        ("0.weight", 0.0, "only existing numbers"),  # a parameter
+        ("0.forward", 1, "only existing numbers"),  # a method
+        ("0.training", True, "only existing numbers"),  # load() sets it
+        ("0.__class__", 1, "only existing numbers"),
+        ("1._version", 1, "only existing numbers"),  # of the class, not of the module
     ],
 )
 def test_overrides_touch_nothing_else(key: str, value: Any, text: str) -> None:

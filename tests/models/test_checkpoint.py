@@ -119,7 +119,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path, how: str) -> None:
 
 def test_a_whole_pickled_model_is_refused(tmp_path: Path) -> None:
     torch.save(small(), tmp_path / "model.pt")
-    with pytest.raises(ModelError, match=r"save model\.state_dict\(\)"):
+    with pytest.raises(ModelError, match=r"save only model\.state_dict\(\)"):
         read_weights(tmp_path / "model.pt")
 
 
@@ -132,7 +132,7 @@ def test_a_corrupt_file_is_named(tmp_path: Path, suffix: str, damage: Any) -> No
     else:
         save_file(trained().state_dict(), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ModelError, match=re.escape(path.name) + " is corrupt or no weight file") as error:
+    with pytest.raises(ModelError, match=re.escape(path.name) + " is corrupt or not a weight file") as error:
         read_weights(path)
     assert "\n" not in str(error.value)
 

@@ -65,7 +65,7 @@ def test_cards_with_heads_that_cannot_be(folder: Path) -> None:
         (folder / "broken.json").write_text(json.dumps(card | changes))
         return folder / "broken.json"
 
-    with pytest.raises(ModelError, match="needs a file of weights"):
+    with pytest.raises(ModelError, match="needs a weight file"):
         load(broken(weights="default"))
     with pytest.raises(ModelError, match="no module 'fc'"):
         load(broken(head={"path": "fc", "sizes": [16, 3]}))

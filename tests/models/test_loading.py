@@ -170,10 +170,12 @@ def test_a_download_that_fails_says_what_else_to_do(tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(ModelError, match=r"no download .* torchvision:squeezenet1_1 .*URLError.*weights=None.*=PATH"):
+    with pytest.raises(
+        ModelError, match=r"torchvision:squeezenet1_1 cannot be downloaded .*URLError.*weights=None.*=PATH"
+    ):
         load("torchvision:squeezenet1_1")
     monkeypatch.setattr("timm.models._builder.load_pretrained", offline)
-    with pytest.raises(ModelError, match=r"no download .* timm:resnet18 .*URLError.*weights=None.*=PATH"):
+    with pytest.raises(ModelError, match=r"timm:resnet18 cannot be downloaded .*URLError.*weights=None.*=PATH"):
         load("timm:resnet18")
 
 

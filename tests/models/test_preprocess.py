@@ -111,7 +111,7 @@ def test_a_mask_lands_where_the_picture_does() -> None:
 
 
 def test_a_long_thin_picture_is_refused_before_it_fills_the_memory() -> None:
-    with pytest.raises(ImageError, match=r"1x100000 is too long and thin: it would become 256x25600000"):
+    with pytest.raises(ImageError, match=r"1x100000 is too elongated: it would become 256x25600000"):
         Preprocess()(Image.new("RGB", (1, 100_000)))
 
 
@@ -151,7 +151,7 @@ def test_json_round_trip() -> None:
         ({"interpolation": "magic"}, "interpolation must be one of"),
         ({"fit": "wobble"}, "fit must be one of"),
         ({"fill": [1, 2]}, "fill must be"),
-        ({"colour": "red"}, "does not know colour"),
+        ({"colour": "red"}, "has the unknown field colour"),
         ([], "must be a JSON object"),
     ],
 )

@@ -83,13 +83,13 @@ def test_a_corrupt_mask_a_corrupt_picture_and_no_labels_are_counted(voc: Path, t
     assert reasons["train02"] == "it has no label"
     assert reasons["train03"] == "its mask is 5x5, the picture 24x24"
     assert "does not exist" in reasons["val00"]
-    assert skipped_text(data.skipped).startswith("5 pictures left out: train00 (")
+    assert skipped_text(data.skipped).startswith("5 images skipped: train00 (")
 
 
 def test_a_label_that_no_training_picture_has(voc: Path, tmp_path: Path) -> None:
     root = copy(voc, tmp_path)
     (root / "labels.txt").write_text("red\ngreen\nblue\nyellow\n")
-    with pytest.raises(DataError, match="no training picture has the label 'yellow'"):
+    with pytest.raises(DataError, match="no training image has the label 'yellow'"):
         open_data(root, "voc")
 
 
@@ -115,11 +115,11 @@ def test_csv(tmp_path: Path) -> None:
     [
         ("picture,labels\n", "lacks the column image; it has picture, labels"),
         ("image,labels\na.png,x\na.png,y\n", "names a.png twice"),
-        ("image,labels,split\na.png,x,test\n", "split is train or val, not test"),
+        ("image,labels,split\na.png,x,test\n", "split must be train or val, not test"),
         ("image,labels\na.png,Cat\nb.png,cat\n", "'Cat' and 'cat' differ at most in case"),
         ("image,labels\n", "holds no pictures"),
-        ("image,labels,split\na.png,x,val\n", "no picture is left to train with"),
-        ("image,labels,split\na.png,x,train\nb.png,y,val\na2.png,x,val\n", "no training picture has the label 'y'"),
+        ("image,labels,split\na.png,x,val\n", "no image is left to train with"),
+        ("image,labels,split\na.png,x,train\nb.png,y,val\na2.png,x,val\n", "no training image has the label 'y'"),
     ],
 )
 def test_csv_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -148,11 +148,11 @@ def test_folders(tmp_path: Path) -> None:
 def test_data_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no data at"):
         open_data(tmp_path / "nowhere", "voc")
-    with pytest.raises(DataError, match=r"not laid out as expected \(csv: labels.csv with"):
+    with pytest.raises(DataError, match=r"has no known layout \(expected csv: labels.csv with"):
         open_data(tmp_path, "csv")
-    with pytest.raises(DataError, match=r"not laid out as expected \(folders: a folder of pictures for each class"):
+    with pytest.raises(DataError, match=r"has no known layout \(expected folders: a folder of images for each class"):
         open_data(tmp_path, "folders")
-    with pytest.raises(DataError, match="there is no layout 'coco'; there are voc, csv, folders"):
+    with pytest.raises(DataError, match="there is no layout 'coco'; choose one of voc, csv, folders"):
         open_data(tmp_path, "coco")
 
 

@@ -33,7 +33,7 @@ def test_the_whole_fully_connected_end() -> None:
 
 
 def test_a_network_without_a_linear_head() -> None:
-    with pytest.raises(ModelError, match="must come right from a linear layer"):
+    with pytest.raises(ModelError, match="must be the output of a linear layer"):
         find_head(build("conv-head"), Preprocess(resize=32, crop=32))
 
 
@@ -55,7 +55,7 @@ def test_weights_of_the_body_alone(tmp_path: Path) -> None:
     assert torch.equal(backbone.model.state_dict()["features.0.bias"], body["features.0.bias"])
     body.pop("features.0.bias")
     save_file(body, tmp_path / "less.safetensors")
-    with pytest.raises(ModelError, match=r"1 \(features.0.bias\) weights missing outside of the head"):
+    with pytest.raises(ModelError, match=r"1 \(features.0.bias\) weights missing outside the head"):
         with_new_head("squares:net", tmp_path / "less.safetensors", 3, hidden=(10,))
     save_file({"features.0.weight": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(ModelError, match="of another shape"):
@@ -63,5 +63,5 @@ def test_weights_of_the_body_alone(tmp_path: Path) -> None:
 
 
 def test_a_run_is_no_backbone(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="give a network's name"):
+    with pytest.raises(ModelError, match="give the name of a network"):
         with_new_head(str(tmp_path), "default", 3)

@@ -94,7 +94,9 @@ def test_classes_above_a_threshold() -> None:
     assert (found.tolist(), scalars) == ([[2, 0], [0, 2]], ())
     with pytest.raises(TargetError, match=r"1 to 2 classes above 0\.6: explain them one by one"):
         resolve_targets(classlens.above(0.6), logits)
-    with pytest.raises(TargetError, match=r"no class of image 0 .* above 0\.9, the likeliest has 0\.88: give a lower"):
+    with pytest.raises(
+        TargetError, match=r"no class of image 0 .* above 0\.9, the most likely has 0\.88: give a lower"
+    ):
         resolve_targets(classlens.above(0.9), logits)
     with pytest.raises(TargetError, match="between 0 and 1"):
         classlens.above(1)
@@ -133,10 +135,10 @@ def test_a_finished_run_stays_and_another_one_is_refused(voc: Path, tmp_path: Pa
     with pytest.raises(TrainingError, match="epochs was 1, not 4"):
         train_multilabel(choices(voc, True), tmp_path / "run", RECIPE)
     (tmp_path / "run" / "state.pt").write_bytes(b"rubbish")
-    with pytest.raises(TrainingError, match="is no state of a training"):
+    with pytest.raises(TrainingError, match="is not a training state"):
         train_multilabel(choices(voc, True), tmp_path / "run", short)
     (tmp_path / "run" / "state.pt").unlink()
-    with pytest.raises(TrainingError, match="holds a model that was not trained here"):
+    with pytest.raises(TrainingError, match="holds a model from elsewhere"):
         train_multilabel(choices(voc, True), tmp_path / "run", short)
 
 
@@ -154,7 +156,7 @@ def test_frozen_training_leaves_the_body_alone(voc: Path, tmp_path: Path) -> Non
 
 
 def test_a_loss_that_is_no_number(voc: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="give a smaller learning rate"):
+    with pytest.raises(TrainingError, match="use a smaller learning rate"):
         train_multilabel(choices(voc, False), tmp_path / "run", replace(RECIPE, learning_rate=1e30))
 
 

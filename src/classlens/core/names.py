@@ -1,4 +1,4 @@
-"""How a user's text finds a class.
+"""Finds the class that a user's text names.
 
 >>> match(["cat", "tabby cat", "caterpillar"], "Cat")
 0
@@ -18,7 +18,7 @@ _SHOWN = 8  # candidates an error lists
 def match(labels: Sequence[str], text: str) -> int:
     """The index of the class that `text` names; digits are an index.
 
-    Case and underscores do not count. The whole name wins over a word of it, a word over a part:
+    Case and underscores are ignored. A match of the whole name comes before a whole word, a whole word before a part:
 
         >>> match(["cat", "tabby cat", "caterpillar"], "Cat"), match(["tabby cat", "catfish"], "cat")
         (0, 0)
@@ -38,7 +38,7 @@ def match(labels: Sequence[str], text: str) -> int:
         if len(found) == 1:
             return found[0]
         if found:
-            raise TargetError(f"{text!r} fits {len(found)} classes, give one's index: {_listed(labels, found)}")
+            raise TargetError(f"{text!r} matches {len(found)} classes, give an index: {_listed(labels, found)}")
     near = [names.index(name) for name in difflib.get_close_matches(wanted, dict.fromkeys(names), n=5)]
     hint = f"nearest: {_listed(labels, near)}" if near else "give an index, or a name from the model's labels"
     raise TargetError(f"no class is named {text!r}; {hint}")

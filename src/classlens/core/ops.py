@@ -1,4 +1,4 @@
-"""The one table of operations: each with its kind, its spellings, and what a rule has to know about it.
+"""The table of operations: the kind of each, its spellings, and what a rule needs to know about it.
 
 `F.relu(x)`, `torch.relu(x)`, `x.relu()`, `x.relu_()` and `F.relu(x, inplace=True)` are all `"relu"`. Rules are
 keyed by these names, and every list of operations in this package is read from the table by kind.
@@ -8,8 +8,8 @@ keyed by these names, and every list of operations in this package is read from 
     >>> sorted(of_kind(Kind.DIVISION))
     ['div', 'rdiv']
 
-How an operation is called comes from torch's own signatures (`core.signatures`); `parameters` stands in the table
-where these say nothing, or say other names for other spellings.
+The parameters of an operation come from torch's own signatures (`core.signatures`). The table gives `parameters` only
+where these are missing, or differ between spellings.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Kind(enum.StrEnum):
     """What an operation does to its inputs."""
 
     LINEAR = "linear"  # W x + b
-    ACTIVATION = "activation"  # squashes each unit
+    ACTIVATION = "activation"  # a nonlinearity of each unit
     POINTWISE = "pointwise"  # another function of one unit
     NORM = "normalisation"
     SOFTMAX = "softmax"
-    SAME = "same"  # nothing happens in evaluation mode
+    SAME = "same"  # the identity in evaluation mode
     COPY = "copy"  # the same values in other memory
     RESHAPE = "reshape"  # the same values in the same order
     MOVE = "move"  # the same values, or some of them, in other places
@@ -51,18 +51,18 @@ class Kind(enum.StrEnum):
     DIVISION = "division"
     ATTENTION = "attention"
     COMPARISON = "comparison"  # gives truth values
-    CREATION = "creation"  # looks at a tensor's shape, type or device only: the values do not matter
-    QUESTION = "question"  # asks for a shape, a type, a device: nothing to write down
-    EXPORT = "export"  # leaves torch: what is computed from it afterwards cannot be followed
+    CREATION = "creation"  # uses only the shape, type or device of a tensor, not its values
+    QUERY = "query"  # returns a shape, a type, a device: nothing to record
+    EXPORT = "export"  # leaves torch: later computations cannot be recorded
 
 
 class Constants(enum.Enum):
-    """Whether relevance may stay at constants that an operation puts beside live values (a class token, a border)."""
+    """Whether relevance may stay at constants that an operation combines with live values (a class token, a border)."""
 
     NO = enum.auto()
     YES = enum.auto()
-    # Where one of its tensors is a constant. (Where none is, nothing stays; and the joined axis may be the images',
-    # along which nobody could tell whose relevance it is.)
+    # If one of its tensors is a constant. (If none is, nothing stays. And the joined axis may be the batch axis, along
+    # which relevance cannot be assigned to an image.)
     IF_THERE = enum.auto()
 
 
@@ -76,7 +76,7 @@ class Operation:
     parameters: tuple[str, ...] = ()  # names in order; "*name" takes the rest; (): as torch says
     several: bool = False  # its rule gets the relevance of each of several outputs
     constants: Constants = Constants.NO
-    made_again: bool = False  # run again where its output was overwritten: it rarely is asked for, a copy costs as much
+    recompute: bool = False  # recompute an overwritten output on demand: that is rare, and a copy costs as much
     unruled: str = ""  # why it has no rule
 
 
@@ -95,7 +95,7 @@ _TABLE = (
            tanhshrink softshrink hardshrink"""),
     *_rows(Kind.POINTWISE, """abs=absolute square pow=ipow rpow sqrt rsqrt reciprocal exp exp2 expm1 log log1p log2
            log10 sin cos erf sign floor ceil round trunc"""),
-    Operation("batch_norm", Kind.NORM, made_again=True),
+    Operation("batch_norm", Kind.NORM, recompute=True),
     *_rows(Kind.NORM, "layer_norm group_norm instance_norm rms_norm local_response_norm normalize"),
     *_rows(Kind.SOFTMAX, "softmax log_softmax softmin"),
     *_rows(Kind.SAME, "detach", parameters=("input",)),
@@ -128,7 +128,7 @@ _TABLE = (
     *_rows(Kind.MINIMUM, "minimum", constants=Constants.YES),
     *_rows(Kind.AVERAGE_POOL, " ".join(f"{a}avg_pool{n}d" for a in ("", "adaptive_") for n in (1, 2, 3))),
     *_rows(Kind.SUM, "mean sum cumsum interpolate=upsample=upsample_nearest=upsample_bilinear grid_sample fold"),
-    *_rows(Kind.ADDITION, "add=radd=iadd", made_again=True),
+    *_rows(Kind.ADDITION, "add=radd=iadd", recompute=True),
     *_rows(Kind.ADDITION, "sub=isub=subtract rsub neg=negative"),
     *_rows(Kind.PRODUCT, "mul=rmul=imul=multiply inner outer=ger", parameters=_BINARY),
     *_rows(Kind.PRODUCT, "matmul=mm=bmm=mv=dot rmatmul", parameters=_BINARY),
@@ -138,29 +138,29 @@ _TABLE = (
     *_rows(Kind.ADDED_PRODUCT, "addcmul addmm addmv addr addbmm baddbmm"),
     *_rows(Kind.DIVISION, "div=truediv=itruediv=idiv=divide=true_divide", parameters=_BINARY),
     *_rows(Kind.DIVISION, "rdiv=rtruediv", parameters=_BINARY,
-           unruled="a constant divided by a live value says more where the value says less"),
+           unruled="a constant divided by a live value is larger where the value is smaller"),
     *_rows(Kind.ATTENTION, "scaled_dot_product_attention"),
     *_rows(Kind.ATTENTION, "multi_head_attention_forward", several=True),
     *_rows(Kind.COMPARISON, "gt=greater ge=greater_equal lt=less le=less_equal eq ne=not_equal bitwise_not=invert",
            unruled="no relevance reaches a truth value"),
     *_rows(Kind.CREATION, """new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like
-           rand_like randn_like randint_like""", unruled="what it makes is a constant"),
-    *_rows(Kind.QUESTION, "dim size numel is_floating_point shape dtype device ndim is_cuda requires_grad",
-           unruled="it makes no tensor"),
-    *_rows(Kind.EXPORT, "numpy array tolist dlpack", unruled="the record refuses it"),
+           rand_like randn_like randint_like""", unruled="its output is a constant"),
+    *_rows(Kind.QUERY, "dim size numel is_floating_point shape dtype device ndim is_cuda requires_grad",
+           unruled="it returns no tensor"),
+    *_rows(Kind.EXPORT, "numpy array tolist dlpack", unruled="the recorder refuses it"),
 )  # fmt: skip
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in _TABLE}
 
 
 def of_kind(*kinds: Kind) -> frozenset[str]:
-    """The names of all operations of some kinds."""
+    """The names of all operations of the given kinds."""
     return frozenset(name for name, operation in OPERATIONS.items() if operation.kind in kinds)
 
 
 LINEAR_OPS = of_kind(Kind.LINEAR)
 SEVERAL_OUTPUTS = frozenset(name for name, operation in OPERATIONS.items() if operation.several)
 UNRULED = frozenset(name for name, operation in OPERATIONS.items() if operation.unruled)
-MADE_AGAIN = frozenset(name for name, operation in OPERATIONS.items() if operation.made_again)
+RECOMPUTED = frozenset(name for name, operation in OPERATIONS.items() if operation.recompute)
 KEEPS_CONSTANTS = {name: row.constants for name, row in OPERATIONS.items() if row.constants is not Constants.NO}
 
 _ALIASES = {spelling: operation.name for operation in _TABLE for spelling in operation.spellings}
@@ -173,17 +173,17 @@ _GETTERS = {
 _GRAD_SWITCH = torch._C._set_grad_enabled
 
 
-def _asking(name: str) -> Any:
+def _query(name: str) -> Any:
     attribute = getattr(torch.Tensor, name)
     return attribute if callable(attribute) else attribute.__get__
 
 
-ASKS = frozenset(_asking(name) for name in of_kind(Kind.QUESTION))  # as functions: networks ask all the time
+QUERIES = frozenset(_query(name) for name in of_kind(Kind.QUERY))  # as functions: called all the time
 
 
-@functools.lru_cache(1024)  # each call of a forward pass asks
+@functools.lru_cache(1024)  # called for each operation of a forward pass
 def canonical(func: Callable[..., Any]) -> str:
-    """The one name of an operation."""
+    """The canonical name of an operation."""
     if func in _GETTERS:
         return _GETTERS[func]
     name: str = getattr(func, "__name__", str(func))
@@ -196,17 +196,17 @@ def canonical(func: Callable[..., Any]) -> str:
 
 @functools.lru_cache(1024)
 def kind_of(func: Callable[..., Any]) -> Kind | None:
-    """The kind of a function's operation; None where it is not in the table."""
+    """The kind of a function's operation; None if it is not in the table."""
     operation = OPERATIONS.get(canonical(func))
     return None if operation is None else operation.kind
 
 
-# Other names of a keyword: torch takes numpy's, too.
+# Aliases of keywords: torch also accepts numpy's names.
 _KEYWORDS = dict.fromkeys((*INPUT_NAMES, "x1"), "input") | {"x2": "other", "axis": "dim", "keepdims": "keepdim"}
 
 
 def arguments(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name, however it was written; what was not given is not there.
+    """The arguments of a call by name, however they were passed; omitted arguments are absent.
 
     >>> arguments("linear", F.linear, (1, 2), {"bias": 3})
     {'input': 1, 'weight': 2, 'bias': 3}
@@ -224,7 +224,7 @@ def arguments(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     bound = dict(zip(names, args, strict=False))
     if len(args) > len(names):
         if rest is None:
-            raise UnsupportedOp(f"the arguments of {op} cannot be told by name; read node.args and node.kwargs")
+            raise UnsupportedOp(f"the names of the arguments of {op} are unknown; read node.args and node.kwargs")
         first = names.index(rest) if rest in names else len(names)
         bound[rest] = tuple(args[first:])
     renamed = _KEYWORDS | dict(zip(own, names, strict=False))
@@ -263,10 +263,10 @@ def _always_mutates(func: Callable[..., Any]) -> bool:
 
 @functools.lru_cache(1024)
 def _inplace_position(func: Callable[..., Any]) -> int | None:
-    """Where a function takes `inplace` by position."""
+    """The position of a function's `inplace` argument."""
     return next((s.names.index("inplace") for s in signatures(func) if "inplace" in s.names), None)
 
 
 def is_grad_switch(func: Callable[..., Any]) -> bool:
-    """`torch.no_grad()` inside a forward calls this; the record needs gradients, so it is passed over."""
+    """`torch.no_grad()` inside a forward pass calls this; recording needs gradients, so it is ignored."""
     return func is _GRAD_SWITCH

@@ -1,1 +1,1 @@
-"""Files on disk: pictures, masks, class names, and the layouts of data sets."""
+"""Files on disk: images, masks, class names, and the layouts of data sets."""

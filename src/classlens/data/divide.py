@@ -1,11 +1,11 @@
-"""Which pictures of a data set are taken: orders that a seed decides, halves, and pictures held out.
+"""Deterministic subsets of a data set: seeded orders, halves, and held-out images.
 
     >>> [path.name for path in shuffled([Path("a.jpg"), Path("b.jpg"), Path("d.jpg")], seed=2)]
     ['b.jpg', 'd.jpg', 'a.jpg']
     >>> half_of("val/cat/a.jpg")
     'A'
 
-Everything depends on names and seeds alone, never on the machine, the folder or the other pictures.
+Everything depends only on names and seeds, never on the machine, the folder or the other images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from classlens.files import draw_key
 
 
 class Named(Protocol):
-    """Whatever has a name of its own: an item, an animal, a path."""
+    """Anything with a name: an item, an animal, a path."""
 
     @property
     def name(self) -> str: ...
@@ -26,21 +26,21 @@ class Named(Protocol):
 
 Thing = TypeVar("Thing", bound=Named)
 
-EVERY = 5  # without a split of its own, every fifth picture of a data set is held out
+EVERY = 5  # in a data set without splits, every fifth image is held out
 
 
 def shuffled(things: Iterable[Thing], seed: int) -> list[Thing]:
-    """In an order that only the names and the seed decide; so the first N of more things are mostly the same."""
+    """In an order that depends only on names and seed, so that adding things hardly changes the first N."""
     return sorted(things, key=lambda thing: draw_key(seed, thing.name))
 
 
 def hold_out(things: Sequence[Thing], seed: int) -> tuple[list[Thing], list[Thing]]:
-    """Things to learn from, and every fifth of a shuffled order to judge with; both in the order given."""
+    """The training split, and every fifth thing of a shuffled order as the held-out split; both in the given order."""
     held_out = {thing.name for thing in shuffled(things, seed)[::EVERY]}
     learnt = [thing for thing in things if thing.name not in held_out]
     return learnt, [thing for thing in things if thing.name in held_out]
 
 
 def half_of(name: str) -> str:
-    """Which half a file belongs to, "A" or "B": a bit of the hash of its name, whatever its folder."""
+    """The half that a file belongs to, "A" or "B": one bit of the hash of its name; its folder is ignored."""
     return "AB"[hashlib.sha256(name.rsplit("/", 1)[-1].encode()).digest()[0] & 1]

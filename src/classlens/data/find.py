@@ -1,9 +1,9 @@
-"""What lies where: how each kind of data set is recognised, and which pictures it holds.
+"""How each kind of data set is recognised on disk, and which images it holds.
 
     >>> [item.name for item in voc_items(Path("VOCdevkit/VOC2012"), "val")][:2]
     ['2007_000033', '2007_000042']
 
-For each layout a function that finds where a data set begins, and one that lists its pictures. Nothing is read yet.
+Each layout has one function that finds the root of a data set and one that lists its images. No image is read yet.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 
 @dataclass(frozen=True)
 class Item:
-    """One picture of a data set. Its files may be missing or broken: that is found out when it is read."""
+    """One image of a data set. Its files may be missing or broken; this is noticed when they are read."""
 
     name: str  # stable, and unique in the data set
     image: Path | int  # a file, or a position in an HDF5 file
     mask: Path | int | None = None
     label: str | None = None  # a wnid, or the name of a class
-    classes: frozenset[str] = frozenset()  # everything it shows, where a layout says so
-    split: str | None = None  # "train", "val" or "" (in neither), where the data say so
+    classes: frozenset[str] = frozenset()  # all classes in the image, if the layout lists them
+    split: str | None = None  # "train", "val" or "" (in neither), if the data set has splits
 
 
 def pictures_in(folder: Path, deep: bool = False) -> list[Path]:
-    """The picture files right in a folder, or anywhere below it."""
-    # Hidden files beside pictures (._cat.jpg) are an operating system's notes.
+    """The image files directly in a folder, or anywhere below it."""
+    # Hidden files such as ._cat.jpg are metadata of the operating system.
     found = folder.rglob("*") if deep else folder.iterdir()
     return [path for path in found if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")]
 
 
 def folder_per_class(root: Path) -> Path | None:
-    """A folder whose sub-folders are classes; `val` of it, if it has one."""
+    """A folder whose subfolders are classes; its subfolder `val`, if there is one."""
     for start in (root, root / "val"):
         if start.is_dir() and any(is_wnid(child.name) for child in start.iterdir() if child.is_dir()):
             return start
     children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
-    # Classes by name: nothing but folders, and pictures right inside the first of them.
+    # Classes by name: only folders, and images directly inside the first of them.
     if children and not pictures_in(root) and pictures_in(min(children)):
         return root
     return None
 
 
 def class_items(root: Path, _split: str | None) -> Iterable[Item]:
-    """The pictures right in the classes' folders, labelled by their folder."""
+    """The images directly in the class folders, labelled by their folder."""
     for folder in root.iterdir():
         if folder.is_dir():
             for file in pictures_in(folder):
@@ -69,17 +69,17 @@ def class_items(root: Path, _split: str | None) -> Iterable[Item]:
 
 
 def just_pictures(root: Path) -> Path | None:
-    """A folder with pictures right in it."""
+    """A folder that directly contains images."""
     return root if root.is_dir() and pictures_in(root) else None
 
 
 def picture_items(root: Path, _split: str | None) -> Iterable[Item]:
-    """The pictures of a folder, without labels."""
+    """The images of a folder, without labels."""
     return (Item(file.name, file) for file in pictures_in(root))
 
 
 def voc_root(root: Path) -> Path | None:
-    """The folder with JPEGImages and SegmentationClass, here or where the archive puts it."""
+    """The folder with JPEGImages and SegmentationClass: this one, or the one where the archive puts it."""
     for start in (root, root / "VOC2012", root / "VOCdevkit" / "VOC2012"):
         if (start / "JPEGImages").is_dir() and (start / "SegmentationClass").is_dir():
             return start
@@ -87,32 +87,32 @@ def voc_root(root: Path) -> Path | None:
 
 
 def voc_items(root: Path, split: str | None) -> Iterable[Item]:
-    """The pictures of a list in ImageSets/Segmentation; None: of train and val."""
+    """The images of a list in ImageSets/Segmentation; None means train and val."""
     lists = root / "ImageSets" / "Segmentation"
     for part in SPLITS if split is None else (split,):
         file = lists / f"{part}.txt"
         if not file.is_file():
             there = ", ".join(sorted(path.stem for path in lists.glob("*.txt"))) or "none"
-            raise DataError(f"{root} has no split {part!r} (ImageSets/Segmentation/{part}.txt); there are: {there}")
+            raise DataError(f"{root} has no split {part!r} (ImageSets/Segmentation/{part}.txt); available: {there}")
         for name in _text(file).split():
             image, mask = root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png"
             yield Item(name, image, mask, split=part)
 
 
 def voc_classes(root: Path) -> tuple[str, ...]:
-    """The 20 of VOC, or those of a file `labels.txt`, a line for each value of the masks from 1."""
+    """The 20 classes of VOC, or those in `labels.txt`: one line for each mask value, from 1."""
     file = root / "labels.txt"
     if not file.is_file():
         return VOC_CLASSES
     names = tuple(line.strip() for line in _text(file).splitlines() if line.strip())
     if not 0 < len(names) < IGNORE:
-        raise DataError(f"{file} must name 1 to {IGNORE - 1} classes, one a line; it has {len(names)}")
+        raise DataError(f"{file} must name 1 to {IGNORE - 1} classes, one per line; it has {len(names)}")
     check_class_names(names)
     return names
 
 
 def pairs(images: str, masks: str) -> Callable[[Path, str | None], Iterable[Item]]:
-    """Pictures and masks of the same name in two folders; one without the other is found out when it is read."""
+    """Images and masks of the same name in two folders; a missing counterpart is noticed when it is read."""
 
     def items(root: Path, _split: str | None) -> Iterable[Item]:
         pictures, labelled = _by_stem(root / images), _by_stem(root / masks)
@@ -128,16 +128,16 @@ def pairs(images: str, masks: str) -> Callable[[Path, str | None], Iterable[Item
 
 
 def two_folders(images: str, masks: str) -> Callable[[Path], Path | None]:
-    """A folder that has both of these."""
+    """A folder that has both subfolders."""
     return lambda root: root if (root / images).is_dir() and (root / masks).is_dir() else None
 
 
 def _text(file: Path) -> str:
-    """A list that people write; with a byte order mark or without."""
+    """The content of a text file, with or without a byte order mark."""
     try:
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is no UTF-8 text: save it as UTF-8 ({error})") from error
+        raise DataError(f"{file} is not UTF-8 text: save it as UTF-8 ({error})") from error
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
@@ -145,13 +145,13 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 
 
 def matlab_file(root: Path) -> Path | None:
-    """The HDF5 file, or the folder it lies in."""
+    """The HDF5 file, or the folder that contains it."""
     file = root / "gtsegs_ijcv.mat" if root.is_dir() else root
     return file if file.is_file() and file.suffix == ".mat" else None
 
 
 def matlab_items(root: Path, _split: str | None) -> Iterable[Item]:
-    """The pictures inside of the HDF5 file, by their positions."""
+    """The images inside the HDF5 file, by their positions."""
     for index, name in enumerate(matlab.names_in(root)):
         label = name.partition("_")[0]
         yield Item(f"{index:05d}-{name}", index, index, label if is_wnid(label) else None)
@@ -164,7 +164,7 @@ def csv_file(root: Path) -> Path | None:
 
 
 def csv_items(file: Path, _split: str | None) -> Iterable[Item]:
-    """A row for each picture: its labels with `;` between them, and its split, if any row has one."""
+    """One row for each image: its labels, separated by `;`, and its split, if any row has one."""
     reader = csv.DictReader(io.StringIO(_text(file), newline=""))
     columns = reader.fieldnames or []
     rows = list(reader)
@@ -174,23 +174,23 @@ def csv_items(file: Path, _split: str | None) -> Iterable[Item]:
     splits: dict[str, str] = {}
     for row in rows:
         if row["image"] in splits:
-            raise DataError(f"{file} names {row['image']} twice: give a picture one row with all its labels")
+            raise DataError(f"{file} names {row['image']} twice: give each image one row with all its labels")
         splits[row["image"]] = (row.get("split") or "").strip()
     wrong = sorted(set(splits.values()) - {*SPLITS, ""})
     if wrong:
-        raise DataError(f"{file}: split is train or val, not {', '.join(wrong)}")
+        raise DataError(f"{file}: split must be train or val, not {', '.join(wrong)}")
     for row in rows:
         split = splits[row["image"]] if any(splits.values()) else None
         yield _labelled(row["image"], file.parent / row["image"], (row["labels"] or "").split(";"), split)
 
 
 def class_folders(root: Path) -> Path | None:
-    """A folder with pictures in folders named by what they show."""
+    """A folder with images in subfolders named by their classes."""
     return root if root.is_dir() and any(True for _ in class_folder_items(root, None)) else None
 
 
 def class_folder_items(root: Path, _split: str | None) -> Iterable[Item]:
-    """A folder for each class, or for several as `cat+dog`; inside train/ and val/, or all together."""
+    """A folder for each class, or for several as `cat+dog`; inside train/ and val/, or without splits."""
     own = all((root / split).is_dir() for split in SPLITS)
     for part in SPLITS if own else ("",):
         for folder in sorted(path for path in (root / part).iterdir() if path.is_dir()):

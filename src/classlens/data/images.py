@@ -1,6 +1,6 @@
-"""Picture file -> 8-bit RGB picture -> tensor, and back.
+"""Image file -> 8-bit RGB image -> tensor, and back.
 
-Whatever the file holds, `open_image` gives an upright RGB picture or an `ImageError` that names the file:
+Whatever the file holds, `open_image` returns an upright RGB image or raises an `ImageError` that names the file:
 
     >>> picture = open_image("cat.jpg")
     >>> x = to_tensor(picture)              # (3, H, W), float32 in [0, 1]
@@ -32,24 +32,24 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 ImageSource: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
-MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ours speaks first
+MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ours applies first
 
-# What people keep photos in. Pillow reads more, but some of that starts other programs (EPS runs
-# Ghostscript) and some hides its true size from the header (ICO), which is where we check it.
+# The usual formats of photos. Pillow reads more, but some formats start other programs (EPS runs Ghostscript) and
+# some do not give their true size in the header (ICO), where we check it.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
 
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # one channel, more than 8 bits
 
-# Opening a FIFO must not wait for somebody to write into it.
+# Opening a FIFO must not block until a process writes to it.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _warning_filters = threading.Lock()  # Python's warning filters are one list for all threads
 
 
 def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture as a decoded, upright, 8-bit RGB PIL image of its own (the source is left as it was).
+    """Decode an image as an upright, 8-bit RGB PIL image; the source is left unchanged.
 
-    Transparency is put on white, of an animation the first frame is taken, 16-bit values are scaled.
+    Transparency is blended with white, an animation gives its first frame, and 16-bit values are scaled.
 
         >>> open_image("photo.jpg").mode
         'RGB'
@@ -64,9 +64,9 @@ def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
 
 
 def open_stored(source: ImageSource, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture as it is stored, for files whose numbers have a meaning: same formats, limits and errors.
+    """Decode an image with its stored values, for masks: same formats, limits and errors as `open_image`.
 
-    A palette stays indices, 16 bits stay 16 bits, nothing is turned or blended.
+    Palette indices and 16-bit values are kept; nothing is rotated or blended.
 
         >>> open_stored("mask.png", "the mask mask.png").mode
         'P'
@@ -83,7 +83,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_image(tensor: Tensor) -> Image.Image:
-    """The picture of a (3, H, W) tensor in [0, 1]; what rounding left outside is clamped."""
+    """Convert a (3, H, W) tensor in [0, 1] to an image; values slightly outside the range are clamped."""
     if tensor.ndim != 3 or tensor.shape[0] != 3:
         raise ImageError(f"a picture is drawn from a (3, H, W) tensor, not from {tuple(tensor.shape)}")
     if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
@@ -93,7 +93,7 @@ def to_image(tensor: Tensor) -> Image.Image:
 
 
 def check_batch(images: Tensor) -> Tensor:
-    """The network input as it was given, if it is one: (B, C, H, W), floating point, finite.
+    """Return the images unchanged if they are a valid network input: (B, C, H, W), floating point, finite.
 
     >>> check_batch(torch.zeros(3, 224, 224))
     Traceback (most recent call last):
@@ -118,7 +118,7 @@ def check_batch(images: Tensor) -> Tensor:
 
 
 def _name(source: object) -> str:
-    """How error texts call the source."""
+    """The name of the source in error messages."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     if isinstance(source, Image.Image):
@@ -129,7 +129,7 @@ def _name(source: object) -> str:
 
 
 def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> BinaryIO:
-    """A seekable, non-empty stream of the picture's bytes, from its start, free to be closed."""
+    """A seekable, non-empty stream of the image's bytes, from its start, that the caller may close."""
     if isinstance(source, str | os.PathLike):
         stream: BinaryIO = _open_file(source, name)
     elif isinstance(source, bytes):
@@ -151,7 +151,7 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
 
 
 def _open_file(path: str | os.PathLike[str], name: str) -> BinaryIO:
-    """A regular file, opened without waiting: nothing that blocks (a FIFO), never ends or acts (a device)."""
+    """Open a regular file without blocking. Refuses a FIFO, which blocks, and a device, which may never end."""
     try:
         file = os.open(path, _FLAGS)
     except FileNotFoundError:
@@ -164,11 +164,11 @@ def _open_file(path: str | os.PathLike[str], name: str) -> BinaryIO:
     os.close(file)
     if stat.S_ISDIR(mode):
         raise ImageError(f"{name} is a folder: give a picture file")
-    raise ImageError(f"{name} is no regular file but a pipe or a device: give a picture file")
+    raise ImageError(f"{name} is a pipe or a device, not a regular file: give a picture file")
 
 
 def _read(stream: BinaryIO, name: str) -> bytes:
-    """All bytes of a stream, from its start where it can go back there."""
+    """All bytes of a stream, from its start if it can seek."""
     try:
         if stream.seekable():
             stream.seek(0)
@@ -188,23 +188,23 @@ def _formats() -> tuple[str, ...]:
 
 
 def _open(stream: BinaryIO, name: str) -> Image.Image:
-    """The picture's header; its pixels are not decoded yet."""
+    """Read the header of an image; its pixels are not decoded yet."""
     try:
         with _warning_filters, warnings.catch_warnings():
-            # Our own limit in _decode takes the place of Pillow's warning.
+            # Our own limit in _decode replaces Pillow's warning.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return Image.open(stream, formats=_formats())
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name} is as large as a decompression bomb and refused: scale it down first") from error
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not a picture in a known format ({', '.join(_formats())})") from None
-    except Exception as error:  # each format's reader raises its own kinds on a broken header
+    except Exception as error:  # each format raises its own exceptions for a broken header
         raise _corrupt(name, error) from error
 
 
 @contextmanager
 def _decoded(source: ImageSource, name: str, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture with its pixels, as the file has them; closed afterwards, unless it was given as a picture."""
+    """The image with its stored pixels; closed afterwards, unless the caller passed a PIL image."""
     if isinstance(source, Image.Image):
         _decode(source, name, max_pixels)
         yield source
@@ -222,22 +222,22 @@ def _decode(image: Image.Image, name: str, max_pixels: int) -> None:
         raise ImageError(f"{name} is {width}x{height}, more than {max_pixels} pixels: scale it down first")
     try:
         image.load()
-    except Exception as error:  # each format's decoder raises its own kinds (OSError, SyntaxError, ...)
+    except Exception as error:  # each decoder raises its own exceptions (OSError, SyntaxError, ...)
         raise _corrupt(name, error) from error
 
 
 def _corrupt(name: str, error: Exception) -> ImageError:
-    """What a decoder's complaint means: the disk's own errors have a number, those about the content have none."""
+    """Interpret a decoder's error: errors of the disk have an errno, errors about the content do not."""
     if isinstance(error, OSError) and error.errno is not None:
         return ImageError(f"{name} cannot be read: {error}")
-    return ImageError(f"{name} is corrupt or cut short: {error}; give a sound file")
+    return ImageError(f"{name} is corrupt or truncated: {error}; give an intact file")
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in DEEP_MODES:
         return _scale_to_8_bits(image, name).convert("RGB")
     if image.has_transparency_data:
-        # Pillow has no direct way from La (grey times alpha) to RGBA.
+        # Pillow has no direct conversion from La (grey times alpha) to RGBA.
         colours = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, colours).convert("RGB")
@@ -245,22 +245,22 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _scale_to_8_bits(image: Image.Image, name: str) -> Image.Image:
-    """Grey values over the range of their mode -> 0..255, where Pillow's own conversion clips at 255.
+    """Scale grey values from the range of their mode to 0..255; Pillow's own conversion clips at 255.
 
-    Integers are 16-bit values 0..65535 (Pillow keeps those in mode I too); floats run over [0, 1], or
-    over [0, 255] as Pillow makes them. There is no telling what other values mean.
+    Integers are 16-bit values 0..65535 (Pillow also stores these in mode I). Floats are in [0, 1], or in
+    [0, 255] as Pillow writes them. Other values are refused, because their meaning is unknown.
     """
     values = np.asarray(image)  # (H, W)
     low, high = values.min(), values.max()
     top = 65535 if image.mode != "F" else 1 if high <= 1 else 255
     if not (low >= 0 and high <= top):  # also when they are NaN
-        raise ImageError(f"{name} has values {low}..{high} (mode {image.mode}): save it with 8 or 16 bits a channel")
+        raise ImageError(f"{name} has values {low}..{high} (mode {image.mode}): save it with 8 or 16 bits per channel")
     scaled = np.multiply(values, np.float32(255 / top), dtype=np.float32)
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
 
 
 def ahead(work: Callable[[Item], Made], items: Sequence[Item], workers: int = 2) -> Iterator[Callable[[], Made]]:
-    """Do `work` on items in threads, a few ahead of whoever takes the results, in order; each is asked for by a call.
+    """Run `work` on the items in threads, a few ahead of the consumer; yields, in order, a call for each result.
 
     >>> [ready() for ready in ahead(len, ["a", "bb"])]
     [1, 2]
@@ -274,5 +274,5 @@ def ahead(work: Callable[[Item], Made], items: Sequence[Item], workers: int = 2)
                     yield waiting.popleft().result
             while waiting:
                 yield waiting.popleft().result
-        finally:  # whoever took the results has gone: do not begin what nobody waits for
+        finally:  # the consumer stopped early: do not start work that nobody needs
             pool.shutdown(wait=False, cancel_futures=True)

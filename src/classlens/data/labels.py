@@ -1,11 +1,11 @@
-"""Names of classes: the 1000 of ImageNet with their WordNet ids, and which output of a model a name means.
+"""Class names: the 1000 of ImageNet with their WordNet ids, and the model output that a name refers to.
 
     >>> imagenet()[207]
     'golden retriever'
     >>> label_index("staffordshire_bull_terrier", imagenet(), 1000) == imagenet().index("Staffordshire bullterrier")
     True
 
-A data set's labels and a model's seldom have the same spelling, so names are compared without it (`folded`).
+Data sets and models often spell labels differently, so names are normalised before they are compared (`folded`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from classlens.errors import DataError
 
 _WNID = re.compile(r"n\d{8}")
 
-# Breeds of Oxford-IIIT Pet that ImageNet's synsets hold under another name. Twelve breeds have none at all.
+# Breeds of Oxford-IIIT Pet that have another name in ImageNet. Twelve breeds are not in ImageNet.
 _OTHER_NAMES = {
     "american pit bull terrier": "American Staffordshire terrier",
     "basset hound": "basset",
@@ -37,7 +37,7 @@ _OTHER_NAMES = {
 
 @cache
 def imagenet() -> tuple[str, ...]:
-    """The 1000 ImageNet-1k class names, in the order of the networks' outputs: `imagenet()[207]`."""
+    """The 1000 ImageNet-1k class names, in the order of a network's outputs: `imagenet()[207]`."""
     return _lines("imagenet_classes.txt")
 
 
@@ -48,12 +48,12 @@ def imagenet_wnids() -> tuple[str, ...]:
 
 
 def is_wnid(name: str) -> bool:
-    """Whether a name is written as a WordNet id: `is_wnid("n02099601")`."""
+    """Whether a name has the form of a WordNet id: `is_wnid("n02099601")`."""
     return _WNID.fullmatch(name) is not None
 
 
 def in_words(label: str) -> str:
-    """A wnid by its name; other labels are words already, but for their underscores."""
+    """The class name of a wnid; in other labels, spaces replace underscores."""
     known = _wnid_positions()
     return imagenet()[known[label]] if label in known else label.replace("_", " ")
 
@@ -62,10 +62,10 @@ def in_words(label: str) -> str:
 
 
 def label_index(label: str | None, labels: Sequence[str] | None, classes: int) -> int | None:
-    """Which output of a model a data set's label means: by wnid, by name, or without names by number.
+    """The model output that a label of a data set refers to: by wnid, by name, or by number if the model has no names.
 
-    The same name but for case, spaces and hyphens, or a known other name. A name that several outputs have (crane: a
-    bird, a machine) means none of them.
+    Names match if they differ only in case, spaces and hyphens, or if they are known synonyms. A name that several
+    outputs share (crane: a bird, a machine) matches none of them.
 
         >>> label_index("n02099601", imagenet(), 1000), label_index("Ship", ("frog", "ship"), 2)
         (207, 1)
@@ -85,7 +85,7 @@ def label_index(label: str | None, labels: Sequence[str] | None, classes: int) -
 
 
 def class_outputs(classes: Sequence[str] | None, labels: Sequence[str] | None, outputs: int) -> tuple[int, ...] | None:
-    """Which outputs of a model are the classes of a data set's masks, in their order; None if it is no such model.
+    """The model outputs for the classes of a data set's masks, in order; None if the model has other classes.
 
     >>> class_outputs(("cat", "tv monitor"), ("TVmonitor", "cat"), 2)
     (1, 0)
@@ -99,18 +99,18 @@ def class_outputs(classes: Sequence[str] | None, labels: Sequence[str] | None, o
 
 
 def folded(name: str) -> str:
-    """A class name without what people write differently: case, spaces, `_` and `-`."""
+    """A class name in normal form: lower case, without spaces, `_` and `-`."""
     return re.sub(r"[\s_-]+", "", name.casefold())
 
 
 def check_class_names(names: Sequence[str]) -> None:
-    """Refuse names that differ only in case, spaces, `_` and `-`: nobody could tell which one is meant."""
+    """Refuse names that differ only in case, spaces, `_` and `-`, because they are ambiguous."""
     seen: dict[str, str] = {}
     for name in names:
         if folded(name) in seen:
             raise DataError(
                 f"the classes {seen[folded(name)]!r} and {name!r} differ at most in case or spaces: "
-                "make them one, or tell them apart"
+                "merge them, or rename one"
             )
         seen[folded(name)] = name
 
@@ -131,5 +131,5 @@ def _wnid_positions() -> dict[str, int]:
 
 
 def _lines(file: str) -> tuple[str, ...]:
-    # Reached through the top package: reading a text file must not import the readers of pictures.
+    # Through the top package: reading a text file must not import the image readers.
     return tuple((files("classlens") / "data" / file).read_text(encoding="utf-8").splitlines())

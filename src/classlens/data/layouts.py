@@ -1,14 +1,14 @@
-"""Data sets by their layout on disk, nothing hidden: which files there are, and how a picture and its mask are read.
+"""Data sets by their layout on disk: which files they have, and how an image and its mask are read.
 
     >>> pets = open_dataset("data/oxford-pets")
     >>> pets.layout, len(pets.items)
     ('pets', 370)
-    >>> train, val = open_divided("data/oxford-pets", seed=0).parts       # to learn from, and held out
+    >>> train, val = open_divided("data/oxford-pets", seed=0).parts       # training split and held-out split
     >>> len(train), len(val)
     (296, 74)
 
-A layout is one entry of `LAYOUTS`, for every command that reads pictures. A mask is brought to one form: 0 background,
-1.. objects, 255 not labelled.
+A layout is one entry of `LAYOUTS` and works for every command that reads images. Masks are converted to one form:
+0 background, 1.. objects, 255 unlabelled.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PLAIN_NAMES = {"val", "train", "test", "images", "voc2012", "vocdevkit", "data"
 
 @dataclass(frozen=True)
 class Dataset:
-    """The pictures of a folder."""
+    """The images of a folder."""
 
     name: str
     layout: str
     root: Path
     items: tuple[Item, ...]
-    classes: tuple[str, ...] | None = None  # what 1, 2, ... in a mask mean, where that is known
+    classes: tuple[str, ...] | None = None  # the classes of the mask values 1, 2, ..., if known
 
     @property
     def has_masks(self) -> bool:
@@ -56,26 +56,26 @@ class Dataset:
 
     @property
     def folder(self) -> Path:
-        """Where its files lie: the root, or what holds it if that is a file."""
+        """The folder of its files: the root, or the root's parent if the root is a file."""
         return self.root.parent if self.root.is_file() else self.root
 
     def select(self, limit: int | None, seed: int, half: str | None = None) -> tuple[Item, ...]:
-        """The first `limit` pictures in an order that only the seed decides, so a larger limit only adds some.
+        """Use at most `limit` images: a deterministic subset for each seed. A larger limit adds images to it.
 
-        `half`: only those of half "A" or "B", which the name of a file decides, whatever the seed and the folder: what
-        was chosen on one half can be measured on the other.
+        `half="A"` or `"B"` keeps only one half of the images. The half depends only on the file name, not on seed or
+        folder, so that settings chosen on one half can be measured on the other.
         """
         mine = [item for item in self.items if half in (None, half_of(item.name))]
         return tuple(shuffled(mine, seed)[:limit])
 
     def picture(self, item: Item) -> Image.Image:
-        """The picture in RGB, upright."""
+        """The image in RGB, upright."""
         if isinstance(item.image, int):
             return Image.fromarray(matlab.read_image(self.root, item.image)).convert("RGB")
         return open_image(item.image)
 
     def mask(self, item: Item) -> Mask:
-        """Its mask (H,W): 0 background, 1.. objects, 255 not labelled."""
+        """Its mask (H,W): 0 background, 1.. objects, 255 unlabelled."""
         decode = LAYOUTS[self.layout].decode
         if item.mask is None or decode is None:
             raise ImageError(f"{item.name} has no mask")
@@ -87,37 +87,37 @@ class Dataset:
         return mask
 
     def why(self, error: ImageError) -> str:
-        """Why a picture was left out, without where on the machine it is."""
+        """Why an image was skipped, without its location on this machine."""
         return str(error).replace(printable(f"{self.folder}/"), "")
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A data set in two parts: pictures to learn from, and others to judge with."""
+    """A data set in two parts: a training split and a held-out split."""
 
     dataset: Dataset  # reads the pictures and masks of both
     parts: tuple[tuple[Item, ...], tuple[Item, ...]]
-    neither: tuple[Item, ...] = ()  # the data divide themselves, and leave these out
+    neither: tuple[Item, ...] = ()  # images that are in neither of the data set's own splits
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kind of data set lies on disk."""
+    """How a kind of data set is stored on disk."""
 
-    expected: str  # for the message when it does not
-    find: Callable[[Path], Path | None]  # a folder given -> where the data set begins, if it is one
-    items: Callable[[Path, str | None], Iterable[Item]]  # of a split, if it has any; None: of all
-    decode: Callable[[NDArray[Any]], Mask] | None = None  # what the numbers in its masks mean; None: it has no masks
-    classes: Callable[[Path], tuple[str, ...] | None] = lambda root: None  # of the masks' values 1, 2, ...
-    names_all: bool = False  # it says everything that a picture shows, as multi-label training needs
-    only_by_name: bool = False  # not recognised, only taken when it is said: `csv:FOLDER`
-    ordered: bool = False  # its items have an order of their own; others are sorted by name
+    expected: str  # a description of the layout, for error messages
+    find: Callable[[Path], Path | None]  # a folder -> the root of the data set, or None if it has another layout
+    items: Callable[[Path, str | None], Iterable[Item]]  # of a split, if it has splits; None: all
+    decode: Callable[[NDArray[Any]], Mask] | None = None  # converts the values of its masks; None: it has no masks
+    classes: Callable[[Path], tuple[str, ...] | None] = lambda root: None  # of the mask values 1, 2, ...
+    names_all: bool = False  # it lists all classes in an image, as multi-label training needs
+    only_by_name: bool = False  # never detected automatically: write `csv:FOLDER`
+    ordered: bool = False  # its items keep their order; others are sorted by name
 
 
 def open_dataset(path: str | os.PathLike[str], split: str | None = "val") -> Dataset:
-    """The data set in a folder. The layout is recognised, or said before a colon: `pets:data/oxford-pets`.
+    """The data set in a folder. The layout is detected, or given before a colon: `pets:data/oxford-pets`.
 
-    Where the data divide themselves, these are the pictures of a split; None gives all, each with its split.
+    If the data set has splits, `split` selects one; None gives all images, each with its split.
     """
     root, said = _parse(path)
     if not root.exists():
@@ -133,25 +133,25 @@ def open_dataset(path: str | os.PathLike[str], split: str | None = "val") -> Dat
     except OSError as error:
         raise DataError(f"{root} cannot be listed: {error}") from error
     expected = "; or ".join(f"{name}: {layout.expected}" for name, layout in candidates.items())
-    raise DataError(f"{root} is not laid out as expected ({expected}); found {found}")
+    raise DataError(f"{root} has no known layout (expected {expected}); found {found}")
 
 
 def _items(layout: Layout, start: Path, split: str | None, complaint: str) -> tuple[Item, ...]:
-    """The pictures of a split, in their order; at least one."""
+    """The images of a split, in order; at least one."""
     found = list(layout.items(start, split))
     if not found:
         raise DataError(f"{complaint} no pictures; found {_contents(start)}")
     everything = [_escaped(item) for item in found]
     if everything != found and len({item.name for item in everything}) < len(found):
-        raise DataError(f"{complaint} files of the same name once it is written as UTF-8: rename them")
+        raise DataError(f"{complaint} files whose names are the same in UTF-8: rename them")
     wanted = [item for item in everything if split is None or item.split in (None, split)]
     if not wanted:
-        raise DataError(f"{complaint} no pictures in the split {split!r}: give another")
+        raise DataError(f"{complaint} no pictures in the split {split!r}: choose another")
     return tuple(wanted if layout.ordered else sorted(wanted, key=lambda item: item.name))
 
 
 def _escaped(item: Item) -> Item:
-    """With a name that every table, page and terminal takes; the path of its file stays as it is."""
+    """The item with a name that every table, page and terminal can show; the path of its file is unchanged."""
     name, label = printable(item.name), None if item.label is None else printable(item.label)
     if (name, label) == (item.name, item.label):
         return item
@@ -159,7 +159,7 @@ def _escaped(item: Item) -> Item:
 
 
 def open_divided(path: str | os.PathLike[str], seed: int = 0) -> Divided:
-    """A data set divided as it says itself (splits, or folders `train` and `val`), or every fifth picture held out."""
+    """A data set divided by its own splits (or folders `train` and `val`); otherwise every fifth image is held out."""
     root, said = _parse(path)
     if not said and all((root / split).is_dir() for split in SPLITS):
         train, val = (open_dataset(root / split) for split in SPLITS)
@@ -173,7 +173,7 @@ def open_divided(path: str | os.PathLike[str], seed: int = 0) -> Divided:
 
 
 def data_hash(dataset: Dataset, items: Sequence[Item]) -> str:
-    """A fingerprint of the chosen files: their names and sizes (not their contents, which would be read twice)."""
+    """A fingerprint of the selected files: names and sizes (not contents, which would have to be read twice)."""
     digest = hashlib.sha256(f"{dataset.layout}\n".encode())
     for item in items:
         sizes = [size_of(part) for part in (item.image, item.mask)]
@@ -184,7 +184,7 @@ def data_hash(dataset: Dataset, items: Sequence[Item]) -> str:
 
 
 def size_of(part: Path | int | None) -> int | None:
-    """The size of a file, -1 if it is not there; a position in another file stays as it is."""
+    """The size of a file, -1 if it does not exist; a position in an HDF5 file is returned unchanged."""
     if not isinstance(part, Path):
         return part
     try:
@@ -198,14 +198,14 @@ def size_of(part: Path | int | None) -> int | None:
 
 
 def _parse(path: str | os.PathLike[str]) -> tuple[Path, str | None]:
-    """`pets:data` -> the folder, and the layout if it is said."""
+    """`pets:data` -> the folder, and the layout if one is given."""
     text = os.fspath(path)
     said, colon, rest = text.partition(":")
     return (Path(rest), said) if colon and said in LAYOUTS else (Path(text), None)
 
 
 def _contents(root: Path) -> str:
-    """What lies in a folder, briefly: `2 folders (images, notes), 3 files (a.txt, ...)`."""
+    """A summary of a folder's contents: `2 folders (images, notes), 3 files (a.txt, ...)`."""
     if root.is_file():
         return f"a file {root.name}"
     children = sorted(root.iterdir())
@@ -220,7 +220,7 @@ def _contents(root: Path) -> str:
 
 
 def _short_name(root: Path) -> str:
-    """A name for tables: the last part of the path that says something, and never where on the machine it is."""
+    """A name for tables: the last informative part of the path, without its location on this machine."""
     path = root.resolve()
     path = path.parent if path.name == "labels.csv" else path
     parts = [path.stem if path.suffix in (".mat", ".csv") else path.name, *(parent.name for parent in path.parents)]
@@ -229,11 +229,11 @@ def _short_name(root: Path) -> str:
 
 LAYOUTS: dict[str, Layout] = {
     "voc": Layout(
-        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOC2012 (classes of your own: labels.txt)",
+        "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as in VOC2012 (your own classes: labels.txt)",
         find.voc_root, find.voc_items, class_indices, find.voc_classes, names_all=True,
     ),
     "pets": Layout(
-        "images/ and annotations/trimaps/, as Oxford-IIIT Pet",
+        "images/ and annotations/trimaps/, as in Oxford-IIIT Pet",
         find.two_folders("images", "annotations/trimaps"), find.pairs("images", "annotations/trimaps"), trimap,
     ),
     "masks": Layout(
@@ -247,14 +247,14 @@ LAYOUTS: dict[str, Layout] = {
         "a folder for each class, named by wnid (n01440764/...) or as the model's labels",
         find.folder_per_class, find.class_items,
     ),
-    "folder": Layout("pictures right in the folder, without labels", find.just_pictures, find.picture_items),
+    "folder": Layout("images directly in the folder, without labels", find.just_pictures, find.picture_items),
     "csv": Layout(
-        "labels.csv with the columns image and labels (several with `;`), and split (train or val) if there is one",
+        "labels.csv with the columns image, labels (separated by `;`) and, optionally, split (train or val)",
         find.csv_file, find.csv_items, names_all=True, only_by_name=True, ordered=True,
     ),
     "folders": Layout(
-        "a folder of pictures for each class, or for several as cat+dog; in train/ and val/ if they are there",
+        "a folder of images for each class, or for several as cat+dog; inside train/ and val/ if these exist",
         find.class_folders, find.class_folder_items, names_all=True, only_by_name=True, ordered=True,
     ),
 }  # fmt: skip
-"""Every layout by name, in the order in which they are tried."""
+"""Every layout by name. Layouts are tried in this order."""

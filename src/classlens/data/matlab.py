@@ -1,9 +1,9 @@
-"""ImageNet-Segmentation: pictures and masks inside of one Matlab 7.3 file (HDF5), `gtsegs_ijcv.mat`.
+"""ImageNet-Segmentation: images and masks inside one Matlab 7.3 file (HDF5), `gtsegs_ijcv.mat`.
 
     >>> names_in(Path("gtsegs_ijcv.mat"))[0]
     'n01440764_10026'
 
-Matlab stores columns first, so every array comes out of HDF5 transposed.
+Matlab stores arrays column by column, so every array read from HDF5 is transposed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from classlens.errors import DataError, ImageError
 
 
 def names_in(path: Path) -> list[str]:
-    """The pictures' ImageNet names, where the file has them (as character codes), else their positions."""
+    """The ImageNet names of the images if the file has them (as character codes), otherwise their positions."""
     content = _hdf5(path)
     if "value" not in content or not {"img", "gt"} <= set(content["value"]):
         raise DataError(
@@ -37,17 +37,17 @@ def read_image(path: Path, index: int) -> NDArray[np.uint8]:
 
 
 def read_mask(path: Path, index: int) -> NDArray[Any]:
-    """(H,W), the values as they are stored."""
+    """The stored values, (H,W)."""
     return _cell(path, "gt", index, nested=True).T
 
 
 def _cell(path: Path, name: str, index: int, nested: bool = False) -> NDArray[Any]:
-    """One array of the file; a mask lies in a cell array of its own."""
+    """One array of the file; each mask is inside its own cell array."""
     content = _hdf5(path)
     try:
         cell = content[content[f"value/{name}"][index, 0]]
         return np.asarray(content[cell[0, 0]] if nested else cell)
-    except (OSError, KeyError, RuntimeError, ValueError) as error:  # h5py has no kind of its own
+    except (OSError, KeyError, RuntimeError, ValueError) as error:  # h5py has no exception of its own
         raise ImageError(f"picture {index} of {path.name} cannot be read: {error}") from error
 
 

@@ -1,9 +1,9 @@
-"""Scenes with two animals: cut out of Oxford-IIIT Pet with their masks and pasted into a third picture.
+"""Scenes with two animals: cut out of Oxford-IIIT Pet with their masks and pasted into a third image.
 
     >>> compose_scenes("data/oxford-pets", "data/two-pets", train=600, val=150)
     Composed(train=600, val=150, classes=37, ...)
 
-The breeds differ, so a map of one class can be scored against that class's own mask. The folder is laid out as VOC:
+The breeds differ, so the map of a class can be scored against the mask of that class. The folder has the VOC layout:
 JPEGImages, SegmentationClass (breeds), SegmentationObject (1 behind, 2 in front), ImageSets/Segmentation, and
 labels.txt. Animals of validation scenes appear in no training scene. The same seed gives the same files.
 """
@@ -31,25 +31,25 @@ from classlens.progress import Progress, silent
 
 Pixels = NDArray[np.float32]  # (H,W,3) in 0..255
 
-_HELD_OUT = 0.3  # of each breed's pictures
+_HELD_OUT = 0.3  # of the images of each breed
 _LARGE, _SMALLER = (
     (0.6, 0.9),
     (0.45, 0.75),
-)  # longer edges: the larger animal's beside the scene's, the other's beside it
+)  # longer edges: of the larger animal relative to the scene, of the other relative to the larger one
 _LEAST_VISIBLE = 0.5  # of the animal behind
 _TRIES = 30
-_TOO_SMALL = 0.02  # a cut-out of less than that share of its picture is left out
+_TOO_SMALL = 0.02  # a cut-out that covers a smaller share of its image is skipped
 _QUALITY = 92
 
 
 @dataclass(frozen=True)
 class Composed:
-    """What was made."""
+    """A summary of the scenes that were written."""
 
     train: int
     val: int
     classes: int
-    remark: str  # what was left out
+    remark: str  # which images were skipped
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Animal:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an animal stands in a scene; a row of scenes.csv."""
+    """The position of an animal in a scene; a row of scenes.csv."""
 
     scene: str
     place: str  # behind or front
@@ -74,12 +74,12 @@ class Placed:
     top: int
     width: int
     height: int
-    visible: float  # share of its pixels that nothing hides
+    visible: float  # share of its pixels that are not covered
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture with its masks."""
+    """An image with its masks."""
 
     pixels: NDArray[np.uint8]
     classes: Mask
@@ -96,10 +96,10 @@ def compose_scenes(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Composed:
-    """Write a new folder of scenes, whole or not at all."""
+    """Write a new folder of scenes, atomically."""
     target = Path(out)
     if target.exists():
-        raise DataError(f"{target} exists: give a new folder for the scenes, or remove that one first")
+        raise DataError(f"{target} exists: choose a new folder for the scenes, or remove this one first")
     dataset = open_dataset(f"pets:{os.fspath(pets)}")
     animals, skipped = _read(dataset, progress)
     labels = sorted({animal.breed for animal in animals})
@@ -124,7 +124,7 @@ def compose_scenes(
 def compose(
     animals: Sequence[Animal], labels: Sequence[str], side: int, random: np.random.Generator, name: str, turn: int
 ) -> Scene:
-    """One scene. Breeds take turns, so that with as many scenes as breeds each is there."""
+    """Compose one scene. Breeds take turns, so that as many scenes as breeds show them all."""
     first = labels[turn % len(labels)]
     second = str(random.choice([label for label in labels if label != first]))
     chosen = [_draw(animals, {breed}, random) for breed in (first, second)]
@@ -132,7 +132,7 @@ def compose(
     large = random.uniform(*_LARGE)
     scales = [large, large * random.uniform(*_SMALLER)]
     sized = [_resized(animal, scale * side, random) for animal, scale in zip(chosen, scales, strict=True)]
-    if random.random() < 0.5:  # who is in front
+    if random.random() < 0.5:  # which animal is in front
         sized.reverse()
     corners, visible = _places(sized, side, random)
     if visible < _LEAST_VISIBLE:  # a small one behind a large one
@@ -151,7 +151,7 @@ def compose(
 
 
 def _read(dataset: Dataset, progress: Progress) -> tuple[list[Animal], dict[str, str]]:
-    """All cut-outs, and why pictures were left out."""
+    """All cut-outs, and why images were skipped."""
     animals, skipped = [], {}
     for done, item in enumerate(dataset.items, 1):
         try:
@@ -165,7 +165,7 @@ def _read(dataset: Dataset, progress: Progress) -> tuple[list[Animal], dict[str,
 def _animal(dataset: Dataset, item: Item) -> Animal:
     mask, pixels = dataset.mask(item), np.asarray(dataset.picture(item), np.float32)
     if mask.shape != pixels.shape[:2]:
-        raise ImageError("its mask is of another size")
+        raise ImageError("its mask has another size")
     if (mask == 1).mean() < _TOO_SMALL:
         raise ImageError("its mask shows no animal, or a tiny one")
     breed = Path(item.name).stem.rpartition("_")[0].replace("_", " ")
@@ -175,14 +175,14 @@ def _animal(dataset: Dataset, item: Item) -> Animal:
 
 
 def _split(animals: Sequence[Animal], labels: Sequence[str], seed: int) -> dict[str, list[Animal]]:
-    """Of each breed some animals for validation alone, in an order that only the seed decides."""
+    """Hold out some animals of each breed for validation, in an order that depends only on the seed."""
     if len(labels) < 3:
-        raise DataError(f"scenes need pictures of three breeds, there are {len(labels)} ({', '.join(labels)})")
+        raise DataError(f"scenes need images of three breeds, there are {len(labels)} ({', '.join(labels)})")
     parts: dict[str, list[Animal]] = {"train": [], "val": []}
     for label in labels:
         own = [animal for animal in animals if animal.breed == label]
         if len(own) < 2:
-            raise DataError(f"{label!r} has one usable picture; a breed needs one to train and one to validate with")
+            raise DataError(f"{label!r} has one usable image; a breed needs one for training and one for validation")
         own = shuffled(own, seed)
         held_out = max(1, round(_HELD_OUT * len(own)))
         parts["val"] += own[:held_out]
@@ -196,7 +196,7 @@ def _draw(animals: Sequence[Animal], breeds: set[str], random: np.random.Generat
 
 
 def _resized(animal: Animal, length: float, random: np.random.Generator) -> Animal:
-    """Cut to the animal's box, whose longer edge gets a length; mirrored half of the time."""
+    """Crop to the animal's box and resize its longer edge to `length`; mirrored half of the time."""
     rows, columns = (np.flatnonzero((animal.mask > 0).any(axis)) for axis in (1, 0))
     box = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     pixels, mask = animal.pixels[box], animal.mask[box]
@@ -212,7 +212,7 @@ def _resized(animal: Animal, length: float, random: np.random.Generator) -> Anim
 
 
 def _places(animals: Sequence[Animal], side: int, random: np.random.Generator) -> tuple[list[tuple[int, int]], float]:
-    """(left, top) of both and the share of the one behind that is seen: the first draw with enough, or the best."""
+    """(left, top) of both, and the visible share of the one behind: the first draw with enough, or the best."""
     behind, front = animals
     body = behind.mask == 1
     best: list[tuple[int, int]] = []
@@ -241,7 +241,7 @@ def _window(animal: Animal, corner: tuple[int, int]) -> tuple[slice, slice]:
 def _paste(
     canvas: Pixels, classes: Mask, objects: Mask, animal: Animal, corner: tuple[int, int], label: int, number: int
 ) -> None:
-    """Onto the canvas and the masks, in place. The border, of which nobody knows whose it is, is blended by half."""
+    """Paste onto the canvas and the masks, in place. The unlabelled border is blended half and half."""
     window = _window(animal, corner)
     alpha = np.where(animal.mask == 1, 1.0, np.where(animal.mask == IGNORE, 0.5, 0.0)).astype(np.float32)[..., None]
     canvas[window] = (1 - alpha) * canvas[window] + alpha * animal.pixels
@@ -252,14 +252,14 @@ def _paste(
 
 
 def _backdrop(animal: Animal, side: int, random: np.random.Generator) -> Pixels:
-    """A picture without its animal, squashed to the scene and mirrored half of the time."""
+    """An image without its animal, resized to the scene and mirrored half of the time."""
     pixels = filled(animal.pixels, animal.mask != 0)
     image = Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
     return np.array(image, np.float32)[:, :: -1 if random.random() < 0.5 else 1].copy()
 
 
 def filled(pixels: Pixels, hole: NDArray[np.bool_]) -> Pixels:
-    """A picture whose hole is filled smoothly from its surroundings: known means, from coarse to fine.
+    """Fill a hole in an image smoothly from its surroundings: means of known pixels, from coarse to fine.
 
     >>> filled(np.full((4, 4, 3), 7, np.float32), np.eye(4, dtype=bool)).min()
     7.0
@@ -304,7 +304,7 @@ def _write_scene(root: Path, name: str, scene: Scene) -> None:
 
 
 def palette() -> NDArray[np.uint8]:
-    """(256,3) distinct colours for class indices, black for 0: the bits of an index spread over R, G and B, as VOC."""
+    """(256,3) distinct colours for class indices, black for 0: VOC's palette, an index's bits spread over R, G, B."""
     indices = np.arange(256)
     colours = np.zeros((256, 3), np.uint8)
     for bit in range(8):
@@ -323,17 +323,17 @@ def _table(rows: Iterable[Placed]) -> str:
 
 def _about(seed: int) -> str:
     return (
-        "# Two animals a scene\n\n"
+        "# Scenes with two animals\n\n"
         f"Made by `classlens data compose --seed {seed}` from photographs and trimaps of Oxford-IIIT Pet "
         "(CC BY-SA 4.0); these scenes are under the same licence.\n\n"
         "SegmentationClass holds breeds (the lines of labels.txt, from 1), SegmentationObject 1 for the animal behind "
-        "and 2 for the one in front; 0 is background and 255 the animals' borders, which count for nobody. scenes.csv "
-        "says which animal stands where.\n"
+        "and 2 for the one in front; 0 is background and 255 marks the animals' borders, which are ignored. scenes.csv "
+        "lists the position of each animal.\n"
     )
 
 
 def _remark(skipped: dict[str, str]) -> str:
     if not skipped:
-        return "no picture was left out"
+        return "no images were skipped"
     name, why = next(iter(skipped.items()))
-    return f"{len(skipped)} pictures left out, such as {name} ({why})"
+    return f"{len(skipped)} images were skipped, such as {name} ({why})"

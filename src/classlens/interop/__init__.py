@@ -1,4 +1,4 @@
-"""The same maps where other libraries' tools expect them.
+"""Adapters for captum, Quantus and pytorch-grad-cam.
 
     >>> from classlens.interop.captum import AGF                   # captum: AGF(model).attribute(images, target=281)
     >>> from classlens.interop.quantus import explain_func         # Quantus: metric(..., explain_func=explain_func)

@@ -6,8 +6,8 @@
     >>> sensitivity_max(AGF(model).attribute, images, target=281)
     >>> visualize_image_attr(*image_attr(explanation), method="blended_heat_map", sign="all")
 
-The classes are made from `classlens.METHODS`: a method registered there has its class here, "agf-release" as
-`AGFRelease`; `dir(classlens.interop.captum)` lists them.
+The classes are generated from `classlens.METHODS`: every registered method has a class here, "agf-release" is
+`AGFRelease`. `dir(classlens.interop.captum)` lists them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
 except ImportError:
     raise MissingPackage("methods as captum classes need captum: pip install 'classlens[captum]'") from None
 
-# Words of method names that are not spelled with one capital letter.
+# Parts of method names that are not simply capitalised.
 _SPELLED = {
     word.lower(): word
     for word in ("AB", "AGF", "BP", "CAM", "CLRP", "DeepLift", "FullGrad", "GradCAM", "LRP", "LayerCAM", "RAP", "RISE",
@@ -42,9 +42,9 @@ _SPELLED = {
 
 
 class MethodAttribution(Attribution):  # type: ignore[misc]  # captum has no types
-    """A method of classlens with captum's interface; `AGF`, `GradCAM` and the others are made from it.
+    """A method of classlens with captum's interface; the base class of `AGF`, `GradCAM` and the others.
 
-    >>> agf = AGFRelease(model, without="A")        # options of the method are given here, or to `attribute`
+    >>> agf = AGFRelease(model, without="A")        # pass options of the method here, or to `attribute`
     >>> agf.attribute(images, target=[281, 207])
     """
 
@@ -63,28 +63,28 @@ class MethodAttribution(Attribution):  # type: ignore[misc]  # captum has no typ
         additional_forward_args: Any = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Attributions of the inputs' shape (B,C,H,W), raw and signed.
+        """Attributions with the shape of the inputs (B,C,H,W), raw and signed.
 
-        `target`, as captum has it: an int, a tensor or list with one for each image; a tuple, or a list of tuples,
-        for outputs of more dimensions (flattened, each output is a class of its own); None for a model with one
-        output. Also what `explain` takes for one class an image: a callable, say.
+        `target`, as in captum: an int; a tensor or list with one entry for each image; a tuple, or a list of tuples,
+        for outputs with more dimensions (flattened, each output is a class of its own); None for a model with one
+        output. Other targets of `explain` work too if they mean one class per image, such as a callable.
 
-        Where a method tells colours apart (propagation, gradients), each channel has its own share. Where it gives
-        one map (activation maps, perturbation), every channel has an equal part of it. Either way the sum over
-        the channels is the map of `explain`, so totals are kept, and captum's pictures, which sum, show it.
+        A method that attributes to single channels (propagation, gradients) gives each channel its own share. For one
+        map (activation maps, perturbation), every channel gets an equal part. Either way the sum over the channels
+        is the map of `explain`, so captum's visualisations, which sum over channels, show it.
         """
         images = _single(inputs, additional_forward_args)
         output, targets = _captum_target(self.forward_func, images, target)
         _, result = run(self.forward_func, images, targets, self.method, output=output, **(self.options | options))
         if result.maps.shape[1] != 1:
-            raise TargetError("captum's way is one class for each image; for several use classlens.explain")
+            raise TargetError("captum explains one class for each image; for several classes use classlens.explain")
         shares = result.maps[:, :, None].expand(-1, -1, images.shape[1], -1, -1) / images.shape[1]
         attributions = (shares if result.colours is None else result.colours)[:, 0].detach().to(images)
         return (attributions,) if isinstance(inputs, tuple) else attributions
 
 
 def class_name(method: str) -> str:
-    """What a method's class is called.
+    """The name of a method's class.
 
     >>> class_name("agf-release"), class_name("gradcam"), class_name("integrated-gradients")
     ('AGFRelease', 'GradCAM', 'IntegratedGradients')
@@ -93,12 +93,12 @@ def class_name(method: str) -> str:
 
 
 def image_attr(explanation: Explanation, row: int = 0, k: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A map (H,W,1) and its picture (H,W,3), as captum's `visualize_image_attr` takes them.
+    """A map (H,W,1) and its image (H,W,3), as captum's `visualize_image_attr` expects them.
 
     >>> visualize_image_attr(*image_attr(e), method="blended_heat_map", sign="all", show_colorbar=True)
 
-    The map is divided by its largest magnitude: captum takes values below 1e-5, as a share of a logit spread over
-    all pixels may well be, for nothing at all.
+    The map is divided by its largest magnitude, because captum treats values below 1e-5 as zero, and a logit spread
+    over all pixels may be as small.
     """
     picture = explanation.pictures[row].detach().float().cpu().permute(1, 2, 0).numpy()
     values = explanation.maps[row, k].detach().double().cpu()
@@ -108,14 +108,14 @@ def image_attr(explanation: Explanation, row: int = 0, k: int = 0) -> tuple[NDAr
 def _single(inputs: Any, others: Any) -> Tensor:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if len(tensors) != 1 or others is not None:
-        raise ModelError("only models of one input, the images, can be explained; bind other arguments in a module")
+        raise ModelError("only models with one input, the images, can be explained; bind other arguments in a module")
     if not isinstance(tensors[0], Tensor):
         raise ImageError(f"the inputs must be a tensor (B,C,H,W), not a {type(tensors[0]).__name__}")
     return tensors[0]
 
 
 def _captum_target(model: Any, images: Tensor, target: Any) -> tuple[Picker, Targets]:
-    """How to read the model's output as (B,classes), and which class is meant for each image."""
+    """How to read the model's output as (B,classes), and the class for each image."""
     if target is None:
         return _only_output, None
     if isinstance(target, Tensor) and target.numel() == 1:
@@ -126,14 +126,14 @@ def _captum_target(model: Any, images: Tensor, target: Any) -> tuple[Picker, Tar
         with torch.no_grad():
             shape = tuple(pick_output(model(images), None).shape[1:])
         return _flattened, [[_place(t, shape)] for t in target]
-    # A list is one for each image, also where there is one image: `explain` would take it for several classes.
+    # A list has one entry for each image, even for a single image; `explain` would read it as several classes.
     return None, [[t] for t in target] if isinstance(target, list) else target
 
 
 def _only_output(result: Any) -> Tensor:
     logits = _flattened(result)
     if logits.shape[1] != 1:
-        raise TargetError(f"the model has {logits.shape[1]} outputs: say which one with target=")
+        raise TargetError(f"the model has {logits.shape[1]} outputs: choose one with target=")
     return logits
 
 
@@ -143,9 +143,9 @@ def _flattened(result: Any) -> Tensor:
 
 
 def _place(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Where an output stands when all of them are in one row."""
+    """The index of an output after flattening."""
     if len(index) != len(shape) or not all(0 <= i < size for i, size in zip(index, shape, strict=False)):
-        raise TargetError(f"target {index} is no place in an output of shape {shape} for each image")
+        raise TargetError(f"target {index} is outside the output, which has shape {shape} for each image")
     return sum(i * math.prod(shape[axis + 1 :]) for axis, i in enumerate(index))
 
 

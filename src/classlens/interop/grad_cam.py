@@ -1,4 +1,4 @@
-"""Our maps for pytorch-grad-cam's pictures.
+"""Maps for the overlays of pytorch-grad-cam.
 
     >>> from pytorch_grad_cam.utils.image import show_cam_on_image
     >>> show_cam_on_image(*cam_on_image(explanation), use_rgb=True)
@@ -18,9 +18,9 @@ from classlens.render import scaled
 
 
 def cam_on_image(explanation: Explanation, row: int = 0, k: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The picture (H,W,3) and the evidence for a class (H,W), float32 in [0,1], as `show_cam_on_image` takes them.
+    """The image (H,W,3) and the evidence for a class (H,W), float32 in [0,1], as `show_cam_on_image` expects them.
 
-    Such pictures know no evidence against: of a signed map the positive part is shown.
+    These overlays cannot show evidence against a class: only the positive part of a signed map is kept.
     """
     picture = explanation.pictures[row].detach().float().cpu().permute(1, 2, 0).numpy()
     heat = np.maximum(scaled(explanation.maps[row, k], explanation.signed), 0)

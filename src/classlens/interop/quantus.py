@@ -1,4 +1,4 @@
-"""Our maps for Quantus: any metric takes `explain_func=explain_func`.
+"""Maps for Quantus: pass `explain_func=explain_func` to any metric.
 
     >>> from classlens.interop.quantus import explain_func
     >>> metric = quantus.PixelFlipping(...)
@@ -6,7 +6,7 @@
     >>> quantus.evaluate(metrics, {"agf": explain_func, "gradcam": explain_func}, model, x_batch, y_batch,
     ...                  explain_func_kwargs={})
 
-`quantus.evaluate` hands the name of each entry on as `method`, so the names are those of `classlens.METHODS`.
+`quantus.evaluate` passes the name of each entry as `method`, so use names from `classlens.METHODS`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def explain_func(
 ) -> NDArray[Any]:
     """Maps (B,1,H,W) of images (B,C,H,W), raw and signed; one class for each image.
 
-    `method` is a name of `classlens.METHODS`, `options` are the method's. `device` is what Quantus adds of its own;
-    the model decides where it is run.
+    `method` is a name from `classlens.METHODS`, with its `options`. Quantus passes `device`, which is ignored: the
+    computation runs on the model's device.
     """
     images = torch.as_tensor(inputs)
     classes = np.broadcast_to(np.asarray(targets, dtype=np.int64).reshape(-1), (len(images),))

@@ -1,4 +1,4 @@
-"""The two model libraries, imported when they are asked for and not before."""
+"""Imports torchvision and timm, only when they are needed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch
 from classlens.errors import ModelError
 from classlens.models._text import reason
 
-_definitions: list[Any] = []  # torch forgets an op as soon as the Library that defined it is gone
+_definitions: list[Any] = []  # an op disappears when the Library that defined it is garbage-collected
 
 
 @cache
 def import_torchvision() -> ModuleType:
-    """torchvision, also where its compiled operations do not load.
+    """Import torchvision, even if its compiled operations do not load.
 
-    The build on PyPI is made for CUDA torch. On CPU torch its library of compiled operations fails to
-    load, and the import stops at `nms`, a detection operation no classifier needs. Naming the missing
-    operations to torch, without giving them a body, lets the import through: whoever calls one still
-    gets torch's error.
+    The build on PyPI is made for CUDA torch. With CPU torch, its library of compiled operations fails to load, and
+    the import stops at `nms`, a detection operation that no classifier needs. Declaring the missing operations
+    without an implementation lets the import succeed; a call of one still raises torch's error.
     """
     try:
         return _import("torchvision")
@@ -42,7 +41,7 @@ def import_torchvision() -> ModuleType:
 
 @cache
 def import_timm() -> ModuleType:
-    """timm, which imports torchvision and so needs the same care."""
+    """Import timm, which imports torchvision and needs the same workaround."""
     import_torchvision()
     return _import("timm")
 
@@ -65,6 +64,6 @@ def _define_missing_ops() -> None:
 
 
 def _forget(library: str) -> None:
-    """Drop what a failed import left in `sys.modules`, so that the next one starts anew."""
+    """Remove what a failed import left in `sys.modules`, so that the next import starts afresh."""
     for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
         del sys.modules[name]

@@ -3,24 +3,23 @@
 A folder with `card.json` and `model.safetensors` is all that `load` needs:
 
     {
-      "architecture": "torchvision:resnet50",      any name `load` knows, but no card
+      "architecture": "torchvision:resnet50",      any name that `load` accepts, except a card
       "weights": "model.safetensors",              relative to the card; "default"; or null (random)
       "labels": ["cat", "dog"],                    or "imagenet", or null
       "preprocess": {"resize": 256, "crop": 224},  the fields of `Preprocess`
-      "overrides": {                               optional: numbers of the architecture that differ
+      "overrides": {                               optional: changed settings of the architecture
         "layer2.0.conv1.stride": [2, 2],           one attribute of one module
-        "*BatchNorm2d.eps": 0.001                  that attribute of all modules of a class
+        "*BatchNorm2d.eps": 0.001                  an attribute of all modules of a class
       },
       "head": {                                    optional: fully connected layers instead of a module
         "path": "fc", "sizes": [2048, 20]          inputs, hidden layers, classes; "dropout" between them
       },
-      "multilabel": true,                          optional: each class has a probability of its own (sigmoid)
-      "training": {},                              optional: how it was trained, for people
-      "about": "where the weights come from"       optional, for people
+      "multilabel": true,                          optional: an independent probability for each class (sigmoid)
+      "training": {},                              optional: how it was trained, for information
+      "about": "where the weights come from"       optional, for information
     }
 
-A card whose architecture is "package.module:function" runs that function: take such cards only from people
-you trust.
+A card whose architecture is "package.module:function" runs that function: only use such cards from people you trust.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _OPTIONAL = ("overrides", "head", "multilabel", "training", "about")
 
 @dataclass(frozen=True)
 class Card:
-    """A card as read: paths resolved, labels and preprocessing as the rest of the library uses them."""
+    """A parsed card: paths resolved, labels and preprocessing as objects."""
 
     architecture: str
     weights: str | Path | None
@@ -70,9 +69,9 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"there is no card {file}: a card is a JSON file, or a folder with {CARD} in it") from None
+        raise ModelError(f"there is no card {file}: a card is a JSON file, or a folder that contains {CARD}") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not a card in JSON ({reason(error)}); a weight file goes into weights=") from error
+        raise ModelError(f"{file} is not a JSON card ({reason(error)}); pass a weight file with weights=") from error
     try:
         return _card(data, file.parent)
     except ModelError as error:
@@ -91,14 +90,14 @@ def write_card(
     multilabel: bool = False,
     about: str | None = None,
 ) -> Path:
-    """Write a network, or its state dict, as a new folder that `load` reads; whole or not at all.
+    """Write a network, or its state dict, atomically as a new folder that `load` reads.
 
     >>> write_card("pets", model, architecture="timm:resnet18", preprocess=Preprocess(), labels=breeds)
     >>> load("pets")
     """
     target = Path(folder)
     if target.exists():
-        raise ModelError(f"{target} exists: give a new folder for the card, or remove that one first")
+        raise ModelError(f"{target} exists: choose a new folder for the card, or remove this one first")
     text = card_text(
         architecture=architecture, preprocess=preprocess, labels=labels, overrides=overrides, head=head,
         multilabel=multilabel, about=about,
@@ -123,7 +122,7 @@ def card_text(
     training: Mapping[str, Any] | None = None,
     about: str | None = None,
 ) -> str:
-    """The JSON of a card whose weights lie beside it; what `load` could not read is not written."""
+    """The JSON of a card whose weights are in the same folder; settings that `load` cannot read are refused."""
     card = {
         "architecture": architecture,
         "weights": WEIGHTS,
@@ -141,7 +140,7 @@ def card_text(
 
 
 def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
-    """The tensors of a network as safetensors, whole or not at all."""
+    """Write the tensors of a network as safetensors, atomically."""
     state = model.state_dict() if isinstance(model, nn.Module) else model
     # Copies, because safetensors refuses tensors that share memory (tied weights).
     tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state.items()}
@@ -150,7 +149,7 @@ def write_weights(path: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
 
 
 def apply_overrides(model: nn.Module, overrides: Mapping[str, Override]) -> None:
-    """Set numbers that the modules already have to other numbers, and nothing else.
+    """Replace existing numeric attributes of modules, and nothing else.
 
     >>> apply_overrides(model, {"layer2.0.conv1.stride": [2, 2], "*BatchNorm2d.eps": 1e-3})
     """
@@ -166,8 +165,8 @@ def _card(data: Any, folder: Path) -> Card:
     missing = [key for key in _REQUIRED if key not in data]
     unknown = [key for key in data if key not in (*_REQUIRED, *_OPTIONAL)]
     if missing or unknown:
-        wrong = [f"lacks {key}" for key in missing] + [f"does not know {key}" for key in unknown]
-        raise ModelError(f"the card {', '.join(wrong)}; it has {', '.join((*_REQUIRED, *_OPTIONAL))}")
+        wrong = [f"lacks {key}" for key in missing] + [f"has the unknown field {key}" for key in unknown]
+        raise ModelError(f"the card {', '.join(wrong)}; its fields are {', '.join((*_REQUIRED, *_OPTIONAL))}")
     if not isinstance(data["architecture"], str):
         raise ModelError('architecture must be a name such as "torchvision:resnet50"')
     weights = data["weights"]
@@ -208,7 +207,7 @@ def _labels_to_json(labels: Sequence[str] | None) -> list[str] | str | None:
 
 
 def _modules(model: nn.Module, path: str, key: str) -> list[nn.Module]:
-    """The modules an override speaks of: one by its path, or all of a class by `*ClassName`."""
+    """The modules of an override: one by its path, or all of a class by `*ClassName`."""
     if path.startswith("*"):
         found = [module for module in model.modules() if type(module).__name__ == path[1:]]
     else:
@@ -219,16 +218,16 @@ def _modules(model: nn.Module, path: str, key: str) -> list[nn.Module]:
 
 
 def _replacement(module: nn.Module, attribute: str, key: str, value: Any) -> Number | tuple[Number, ...]:
-    """The new value, if it is a number where a number stands, or as many numbers where a tuple stands."""
-    # `vars` leaves out methods and properties; `training` is not the architecture's to set.
+    """The new value, if it replaces a number by a number, or a tuple by as many numbers."""
+    # `vars` excludes methods and properties; `training` is not a setting of the architecture.
     current = vars(module).get(attribute) if attribute != "training" else None
     new = tuple(value) if isinstance(value, list | tuple) else value
     if type(current) is float and type(new) is int:
-        new = float(new)  # JSON writers may drop the point
+        new = float(new)  # JSON writers may drop the decimal point
     if not (_is_numeric(current) and _is_numeric(new)):
-        raise ModelError(f"override {key!r}: only numbers and tuples of numbers that exist can be set, to numbers")
+        raise ModelError(f"override {key!r}: only existing numbers and tuples of numbers can be overridden, by numbers")
     if _form(new) != _form(current):
-        raise ModelError(f"override {key!r}: {new!r} is not of the same form as {current!r}")
+        raise ModelError(f"override {key!r}: {new!r} does not have the form of {current!r}")
     result: Number | tuple[Number, ...] = new
     return result
 
@@ -238,7 +237,7 @@ def _is_numeric(value: object) -> bool:
 
 
 def _form(value: Any) -> object:
-    """What must stay the same: a tuple's length, and whether a value is a switch, a count or a quantity."""
+    """What an override must keep: the length of a tuple, and whether a value is a bool, an int or a float."""
     if isinstance(value, tuple):
         return tuple(_form(part) for part in value)
     return type(value)

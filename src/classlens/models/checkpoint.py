@@ -1,4 +1,4 @@
-"""Weight files: read without running what is in them, and put into a network that they fit."""
+"""Weight files: reads them without running code, and loads them into a matching network."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a torch checkpoint, out of their wrappers, on the CPU.
+    """The tensors of a .safetensors file or a torch checkpoint, unwrapped, on the CPU.
 
-    Objects are never unpickled, so a file from a stranger cannot run code:
+    Objects are never unpickled, so an untrusted file cannot run code:
 
         >>> read_weights("model.safetensors").keys()
     """
@@ -30,7 +30,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
-    """All that is in a weight file, wrappers and what lies beside the tensors too."""
+    """The full content of a weight file, including wrappers and metadata."""
     file = Path(path)
     if not file.is_file():
         raise ModelError(f"there is no weight file {file}: check the path")
@@ -39,22 +39,22 @@ def read_file(path: str | os.PathLike[str]) -> Any:
     except UnpicklingError as error:
         raise ModelError(
             f"{file} holds pickled objects, which could run code, and is refused: "
-            "save model.state_dict() alone, best as .safetensors"
+            "save only model.state_dict(), preferably as .safetensors"
         ) from error
-    except Exception as error:  # a broken file surfaces as whatever its reader stumbles over
-        raise ModelError(f"{file} is corrupt or no weight file ({reason(error)})") from error
+    except Exception as error:  # the readers raise many kinds of errors for a broken file
+        raise ModelError(f"{file} is corrupt or not a weight file ({reason(error)})") from error
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Fill a network from a file; its own precision stays (half-precision files become float32)."""
+    """Load a file into a network; the network keeps its precision (half-precision files become float32)."""
     fill(model, _without_prefix(read_weights(path), model), path)
 
 
 def build_with_weights(build: Callable[..., nn.Module], path: str | os.PathLike[str]) -> tuple[nn.Module, int | None]:
-    """A network for the weights in a file, and its number of classes if that is not the usual one.
+    """A network for the weights in a file, and its number of classes if it differs from the default.
 
-    A fine-tuned checkpoint differs from the library's network in the size of its head alone; then
-    `build(num_classes=...)` makes the head that fits.
+    If a fine-tuned checkpoint differs from the library's network only in the size of its head,
+    `build(num_classes=...)` builds a matching head.
     """
     model = build()
     state = _without_prefix(read_weights(path), model)
@@ -70,7 +70,7 @@ def _torch_load(file: Path) -> Any:
 
 
 def unwrap(content: Any, path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors in a file's content."""
+    """The tensors in the content of a file."""
     while isinstance(content, Mapping):
         if content and all(isinstance(value, Tensor) for value in content.values()):
             return dict(content)
@@ -99,7 +99,7 @@ def _other_shapes(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, tu
 
 
 def _other_head_size(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes of a file that differs from the network only there, in the first dimension."""
+    """The number of classes of a file that differs from the network only in the head's first dimension."""
     pairs = _other_shapes(model, state).values()
     sizes = {(theirs[:1], ours[:1]) for theirs, ours in pairs}
     if len(sizes) != 1 or any(theirs[1:] != ours[1:] for theirs, ours in pairs):
@@ -109,7 +109,7 @@ def _other_head_size(model: nn.Module, state: Mapping[str, Tensor]) -> int | Non
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Load a state dict into a network that it fits exactly; an error names the file and what does not fit."""
+    """Load a state dict that matches the network exactly; otherwise an error names the file and the mismatch."""
     name = f"{os.fspath(path)} does not fit the network"
     wrong = [
         f"{key} is {tuple(theirs)} for {tuple(ours)}" for key, (theirs, ours) in _other_shapes(model, state).items()

@@ -1,8 +1,8 @@
 """EfficientNet-Lite: MobileNet-style blocks with ReLU6 and no squeeze-and-excitation.
 
 Parameter names are those of the published state dicts, hence the leading underscores. The networks were
-trained in TensorFlow, hence its "same" padding and its BatchNorm constants. Stochastic depth, which acts
-in training alone, is left out.
+trained in TensorFlow, hence its "same" padding and its BatchNorm constants. Stochastic depth acts only in
+training and is left out.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Block(nn.Module):
 class SameConv2d(nn.Conv2d):
     """A convolution without bias whose output is ceil(input / stride), with TensorFlow's padding.
 
-    When the number of zeros to add is odd, the one more goes to the bottom and the right.
+    If the number of padding zeros is odd, the extra zero goes to the bottom and the right.
     """
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        # With stride 1 the kernel is odd and the padding symmetric: the convolution can do it alone.
+        # With stride 1 the kernel is odd and the padding symmetric: the convolution pads by itself.
         padding = kernel // 2 if stride == 1 else 0
         super().__init__(channels_in, channels_out, kernel, stride, padding, groups=groups, bias=False)
 
@@ -129,7 +129,7 @@ def _blocks(scale: Variant) -> list[Block]:
 
 
 def _round_channels(channels: float) -> int:
-    """To a multiple of 8, but never down by more than a tenth."""
+    """Round to a multiple of 8, but never down by more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

@@ -1,4 +1,4 @@
-"""Another head on a network: what a card says of it, and how it is put in its place.
+"""Replaces the head of a network, as described by a card.
 
 >>> replace_head(model, Head("classifier", (25088, 512, 512, 20), dropout=0.5))
 """
@@ -15,10 +15,10 @@ from classlens.errors import ModelError
 
 @dataclass(frozen=True)
 class Head:
-    """Fully connected layers in the place of one module: `sizes` are inputs, hidden layers, classes.
+    """Fully connected layers that replace one module: `sizes` are inputs, hidden layers, classes.
 
     >>> Head("fc", (2048, 20))                                        # one linear layer
-    >>> Head("classifier", (25088, 4096, 4096, 20), dropout=0.5)      # as VGG has it
+    >>> Head("classifier", (25088, 4096, 4096, 20), dropout=0.5)      # like VGG's
     """
 
     path: str
@@ -27,14 +27,14 @@ class Head:
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or not all(type(size) is int and size > 0 for size in self.sizes):
-            raise ModelError(f"head: sizes must be whole numbers from 1, inputs first, classes last, not {self.sizes}")
+            raise ModelError(f"head: sizes must be positive integers, inputs first, classes last, not {self.sizes}")
         if not self.path:
             raise ModelError("head: path must name a module of the network")
         if not 0 <= self.dropout < 1:
             raise ModelError(f"head: dropout must be in [0, 1), not {self.dropout}")
 
     def build(self) -> nn.Module:
-        """The layers with random weights; ReLU and dropout behind each hidden one."""
+        """The layers with random weights; ReLU and dropout follow each hidden layer."""
         layers: list[nn.Module] = []
         for before, after in zip(self.sizes[:-1], self.sizes[1:], strict=True):
             layers += [nn.Linear(before, after), nn.ReLU(inplace=True), nn.Dropout(self.dropout)]
@@ -48,7 +48,7 @@ class Head:
         known = {"path", "sizes", "dropout"}
         good = isinstance(data, dict) and {"path", "sizes"} <= set(data) <= known
         if not good or not isinstance(data["path"], str) or not isinstance(data["sizes"], list):
-            raise ModelError('head must be {"path": "fc", "sizes": [2048, 20]}, with "dropout" if there is any')
+            raise ModelError('head must be {"path": "fc", "sizes": [2048, 20]}, optionally with "dropout"')
         dropout = data.get("dropout", 0.0)
         if type(dropout) not in (int, float):
             raise ModelError(f"head: dropout must be a number, not {dropout!r}")
@@ -56,7 +56,7 @@ class Head:
 
 
 def replace_head(model: nn.Module, head: Head) -> None:
-    """Put a new head, with random weights, in the place of a module."""
+    """Replace a module by a new head with random weights."""
     if head.path not in dict(model.named_modules()):
         raise ModelError(f"head: the network has no module {head.path!r}")
     parent, _, name = head.path.rpartition(".")

@@ -1,4 +1,4 @@
-"""What `load` gives: a network with all that is needed to use it."""
+"""The result of `load`: a network with everything needed to use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from classlens.models.preprocess import Preprocess
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network in eval mode, how it wants its pictures, and what its outputs are called.
+    """A network in eval mode, with its preprocessing and the names of its classes.
 
     >>> lite = load("efficientnet-lite0")
     >>> logits = lite.model(lite.preprocess("photo.jpg")[None])
@@ -22,4 +22,4 @@ class LoadedModel:
     model: nn.Module
     preprocess: Preprocess
     labels: tuple[str, ...] | None
-    multilabel: bool = False  # each class has a probability of its own (sigmoid), and a picture may show several
+    multilabel: bool = False  # an independent probability for each class (sigmoid); an image may show several classes

@@ -1,4 +1,4 @@
-"""Name -> network, ready to be explained. `load` is the only door."""
+"""Loads a network by name, ready to be explained. `load` is the only entry point."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from classlens.models.sources import EMBEDDED, LIBRARIES, Architecture, ModelInf
 DEFAULT = "efficientnet-lite0"
 
 SHIPPED: dict[str, ModelInfo] = {
-    "rotnet-96": ModelInfo("a small RotNet, trained without labels: which way is up?", 96),
+    "rotnet-96": ModelInfo("a small RotNet, trained without labels to predict rotations", 96),
 }
-"""Networks whose cards lie in this package's own data."""
+"""Networks whose cards are included in this package."""
 
 MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.items()} | SHIPPED
 """The networks that need no download, for `classlens models`."""
@@ -39,13 +39,13 @@ KINDS: dict[str, ModelInfo] = {
     "torchvision:NAME": ModelInfo("a classifier of torchvision", install="pip install 'classlens[torchvision]'"),
     "timm:NAME": ModelInfo("a network of timm", install="pip install 'classlens[timm]'"),
     "selfsup:NAME": ModelInfo(
-        f"a network trained without labels, from its project's file: {', '.join(FAMILIES)}",
+        f"a network trained without labels, from the project's checkpoint: {', '.join(FAMILIES)}",
         install="pip install 'classlens[torchvision]'",
     ),
-    "package.module:function": ModelInfo("a function of yours that returns an nn.Module or a LoadedModel"),
-    "path/to/card.json": ModelInfo("a card, or a folder with card.json in it"),
+    "package.module:function": ModelInfo("your own function that returns an nn.Module or a LoadedModel"),
+    "path/to/card.json": ModelInfo("a card, or a folder that contains card.json"),
 }
-"""The other kinds of name that `load` takes."""
+"""The other kinds of names that `load` accepts."""
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -56,10 +56,10 @@ def load(
     weights: str | os.PathLike[str] | None = "default",
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """A network in eval mode on a device, with its preprocessing and labels.
+    """Load a network in eval mode on a device, with its preprocessing and labels.
 
-    `name` is one of `MODELS`, or of one of the `KINDS`. `weights` is "default" for the published ones, None
-    for random ones, or a file (.safetensors, or a torch checkpoint of tensors).
+    `name` is one of `MODELS`, or of one of the `KINDS`. `weights` is "default" for the published weights, None
+    for random weights, or a file (.safetensors, or a torch checkpoint of tensors).
 
         >>> load("efficientnet-lite0")
         >>> load("timm:resnet50", weights="my-fine-tuned.safetensors", device="cuda")
@@ -70,7 +70,7 @@ def load(
 
 
 def _is_path(name: str | os.PathLike[str]) -> bool:
-    """Whether a name means a card; what is no other kind of name and exists as a file or a folder does."""
+    """Whether a name is a card: a path that exists and is no other kind of name."""
     if not isinstance(name, str):
         return True
     if name in MODELS or name.partition(":")[0] in LIBRARIES:
@@ -89,7 +89,7 @@ def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel
     if _FUNCTION.fullmatch(name):
         return _from_function(name, weights)
     raise ModelError(
-        f"there is no model {name!r}{nearest(name, MODELS)}; known are {', '.join(MODELS)} and, by kind, "
+        f"there is no model {name!r}{nearest(name, MODELS)}; choose one of {', '.join(MODELS)}, or a name of the form "
         f"{', '.join(KINDS)} (such as torchvision:resnet50)"
     )
 
@@ -109,7 +109,7 @@ def _from_architecture(name: str, source: Architecture, weights: str | os.PathLi
 
 
 def _from_function(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
-    """What a user's function makes; "default" and None both mean the weights it comes with."""
+    """The result of a user's function; "default" and None both keep the weights that it returns."""
     made = _call(name)
     loaded = made if isinstance(made, LoadedModel) else LoadedModel(name, made, Preprocess(), None)
     if weights not in (None, "default"):
@@ -122,14 +122,14 @@ def _call(name: str) -> nn.Module | LoadedModel:
     with _current_folder_importable():
         try:
             module = import_module(module_name)
-        except Exception as error:  # whatever the user's module does when it is imported
+        except Exception as error:  # importing the user's module may raise anything
             raise ModelError(f"{name} cannot be imported ({reason(error)}): check the name and the module") from error
         function: Any = getattr(module, function_name, None)
         if not callable(function):
             raise ModelError(f"{name}: the module {module_name} has no function {function_name}; check the name")
         try:
             made = function()
-        except Exception as error:  # whatever the user's function does
+        except Exception as error:  # the user's function may raise anything
             raise ModelError(f"{name}() failed ({reason(error)}): it must run without arguments") from error
     if not isinstance(made, nn.Module | LoadedModel):
         raise ModelError(f"{name}() gave a {type(made).__name__}: it must return an nn.Module or a LoadedModel")
@@ -138,7 +138,7 @@ def _call(name: str) -> nn.Module | LoadedModel:
 
 @contextmanager
 def _current_folder_importable() -> Iterator[None]:
-    """As `python -m` does, and a console script does not; for the time of the import and the call."""
+    """Make the current folder importable during the import and the call, as `python -m` does."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
@@ -150,7 +150,7 @@ def _current_folder_importable() -> Iterator[None]:
 def _from_card(path: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
     card = read_card(path)
     if _is_path(card.architecture):
-        raise ModelError(f"{path}: its architecture {card.architecture!r} is not the name of one")
+        raise ModelError(f"{path}: its architecture {card.architecture!r} is not the name of an architecture")
     loaded = _with_head(card, card.weights if weights == "default" else weights)
     apply_overrides(loaded.model, card.overrides)
     return replace(loaded, preprocess=card.preprocess, labels=card.labels, multilabel=card.multilabel)
@@ -160,7 +160,7 @@ def _with_head(card: Card, weights: str | os.PathLike[str] | None) -> LoadedMode
     if card.head is None:
         return _from_name(card.architecture, weights)
     if weights == "default":
-        raise ModelError('a card with a head of its own needs a file of weights: "default" has none for it')
+        raise ModelError('a card with its own head needs a weight file: "default" has no weights for this head')
     loaded = _from_name(card.architecture, None)
     replace_head(loaded.model, card.head)
     if weights is not None:
@@ -169,7 +169,7 @@ def _with_head(card: Card, weights: str | os.PathLike[str] | None) -> LoadedMode
 
 
 def pick_device(name: str) -> str:
-    """`auto` is the fastest there is; another name stays: `pick_device("cuda:1")`."""
+    """`auto` is the fastest available device; other names are returned unchanged: `pick_device("cuda:1")`."""
     if name != "auto":
         return name
     if torch.cuda.is_available():
@@ -182,5 +182,5 @@ def _place(model: nn.Module, device: str | torch.device) -> nn.Module:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
         raise ModelError(
-            f"the model cannot be moved to {str(device)!r} ({reason(error)}): give another device"
+            f"the model cannot be moved to {str(device)!r} ({reason(error)}): choose another device"
         ) from error

@@ -1,4 +1,4 @@
-"""From a picture to a network's input, as the network was trained: resize, centre crop, normalise."""
+"""Converts an image to a network's input, as in its training: resize, centre crop, normalise."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ _FITS = ("squash", "cover", "contain")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a network wants done to a picture; the default is that of most ImageNet networks.
+    """The preprocessing of a network; the default is that of most ImageNet networks.
 
-    - `resize`: an int is the length of the short edge; (height, width) is a frame, and `fit` says how
-      it is met: "squash" exactly, "cover" it or be "contain"-ed in it with the proportions kept;
-      None leaves the picture as large as it is.
-    - `crop`: the centre of that size (an int is a square); a smaller picture is padded with `fill`.
+    - `resize`: an int is the length of the short edge. (height, width) is a frame, and `fit` says how to fill it:
+      "squash" to its size, or keep the aspect ratio and "cover" it or be "contain"-ed in it. None keeps the size.
+    - `crop`: the size of the centre crop (an int is a square); a smaller image is padded with `fill`.
     - `mean`, `std`: of the values in [0, 1].
 
         >>> preprocess = Preprocess(resize=232, crop=224)
@@ -62,21 +61,21 @@ class Preprocess:
         _check(_is_numbers(self.fill, len(self.mean), 1), "fill", self.fill, "a grey value or three colours")
 
     def __call__(self, source: ImageSource) -> Tensor:
-        """The network input (3, H, W) of a picture or a picture file."""
+        """The network input (3, H, W) for an image or an image file."""
         return self.normalise(to_tensor(self.frame(open_image(source))))
 
     def frame(self, image: Image.Image) -> Image.Image:
-        """The part of the picture the network sees, resized: the geometry alone, for any PIL mode.
+        """Resize and crop to the part of the image that the network sees, without normalising; for any PIL mode.
 
-        A mask is brought to the same place by
+        The same for a mask:
         `replace(preprocess, interpolation="nearest", fill=(0,)).frame(mask)`.
         """
         if self.resize is not None:
             height, width = _resized(image.height, image.width, self.resize, self.fit)
             if height * width > MAX_PIXELS:
                 raise ImageError(
-                    f"a picture of {image.width}x{image.height} is too long and thin: it would become "
-                    f"{width}x{height}; cut a part out of it first"
+                    f"a picture of {image.width}x{image.height} is too elongated: it would become "
+                    f"{width}x{height}; crop it first"
                 )
             image = image.resize((width, height), INTERPOLATIONS[self.interpolation])
         return image if self.crop is None else _centre_crop(image, _pair(self.crop), self.fill)
@@ -92,17 +91,19 @@ class Preprocess:
         return (tensor * std + mean).clamp(0, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `Preprocess.from_json` reads it."""
+        """A JSON object that `Preprocess.from_json` reads."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Preprocess:
-        """From a JSON object; what is not said keeps its default: `Preprocess.from_json({"crop": 240})`."""
+        """Read a JSON object; missing fields keep their defaults: `Preprocess.from_json({"crop": 240})`."""
         _check(isinstance(data, Mapping), "object", data, "a JSON object")
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(data) - set(known))
         if unknown:
-            raise ModelError(f"preprocess does not know {', '.join(unknown)}; it knows {', '.join(known)}")
+            raise ModelError(
+                f"preprocess has the unknown field {', '.join(unknown)}; its fields are {', '.join(known)}"
+            )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
         return cls(**values)
 
@@ -137,7 +138,7 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _resized(height: int, width: int, size: int | tuple[int, int], fit: str) -> tuple[int, int]:
-    """The (height, width) a picture is resized to. The rounding is that of torchvision and timm."""
+    """The (height, width) that an image is resized to, rounded as in torchvision and timm."""
     if isinstance(size, int):
         short, long = min(height, width), max(height, width)
         other = int(size * long / short)
@@ -150,12 +151,12 @@ def _resized(height: int, width: int, size: int | tuple[int, int], fit: str) -> 
 
 
 def _centre_crop(image: Image.Image, size: tuple[int, int], fill: tuple[int, ...]) -> Image.Image:
-    """The centre of the picture, after padding it to at least that size."""
+    """The centre of an image, after padding it to at least that size."""
     height, width = size
     if image.height < height or image.width < width:
         canvas = Image.new(image.mode, (max(width, image.width), max(height, image.height)), fill)
         canvas.paste(image, ((canvas.width - image.width) // 2, (canvas.height - image.height) // 2))
         image = canvas
-    # Python rounds halves to even here, and so do the libraries whose crops we must hit.
+    # Python rounds halves to even, and so do the libraries whose crops we must match.
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))

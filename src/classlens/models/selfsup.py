@@ -1,15 +1,15 @@
-"""Networks trained without labels, from the files their projects publish: `load("selfsup:scan", weights=FILE)`.
+"""Networks trained without labels, from published checkpoints: `load("selfsup:scan", weights=FILE)`.
 
-| name | file | what it becomes |
+| name | checkpoint | output |
 |---|---|---|
 | `rotnet` | RotNet's AlexNet, as FeatureLearningRotNet or the linear-probes project save it | 4 rotations |
 | `sela` | SeLa's ResNet-50 (torchvision's names or `features.N`, pre-activation too) or AlexNet | clusters of a head |
 | `scan` | SCAN's ResNet-50, `backbone.` and `cluster_head.N.` | clusters of a head |
 | `moco`, `simclr`, `dino`, `swav` | a ResNet-50, its projection left out | latents (2048), no classes |
 
-Of several heads the one is taken that the file calls its best (SCAN's do, under `head`), else the first;
-`selfsup:sela:3` takes the fourth. What the network looks like (width, batch normalisation, Sobel filters, number of
-clusters) is read off the file's own shapes.
+If a checkpoint has several heads, the one that the file marks as its best is used (SCAN's do, under `head`), otherwise
+the first; `selfsup:sela:3` selects the fourth. The architecture (width, batch normalisation, Sobel filters, number of
+clusters) is inferred from the shapes in the file.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Family:
 
     description: str
     read: Callable[[State, int], tuple[nn.Module, State]]  # (state, which head) -> a network, and its weights
-    build: Callable[[], nn.Module]  # with random weights, as the project's usual one
+    build: Callable[[], nn.Module]  # the project's usual network with random weights
     labels: tuple[str, ...] | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------- AlexNet
 
-_CHANNELS = {96: (96, 256, 384, 384, 256), 64: (64, 192, 384, 256, 256)}  # by the first layer's
+_CHANNELS = {96: (96, 256, 384, 384, 256), 64: (64, 192, 384, 256, 256)}  # by the channels of the first layer
 _KERNELS = ((11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1))  # size, stride, padding
-_POOLED = (0, 1, 4)  # convolutions that a max-pool follows
+_POOLED = (0, 1, 4)  # convolutions that are followed by a max-pool
 _FLAT, _HIDDEN = 256 * 6 * 6, 4096
 
 
 class AlexNet(nn.Module):
-    """AlexNet with the options that self-supervised projects use; parameters are named as DeepCluster names them."""
+    """AlexNet with the options of self-supervised projects; parameters have DeepCluster's names."""
 
     def __init__(
         self, classes: int = 4, width: int = 64, *, norm: bool = True, sobel: bool = False, dense_norm: bool = False,
@@ -84,7 +84,7 @@ def _convolutions(width: int, channels: int, norm: bool) -> list[nn.Module]:
     return layers
 
 
-# Where the layers of FeatureLearningRotNet's numbered blocks stand in the network above.
+# The layers of FeatureLearningRotNet's numbered blocks -> their names in the network above.
 _ROTNET_NAMES = {
     f"_feature_blocks.{theirs}.": f"{ours}."
     for theirs, ours in (
@@ -101,7 +101,7 @@ def _read_alexnet(state: State, head: int) -> tuple[nn.Module, State]:
     state = _one_head(state, "top_layer", "top_layer", head)
     first, top = _tensor(state, "features.0.weight"), _tensor(state, "top_layer.weight")
     if first.shape[0] not in _CHANNELS:
-        raise ModelError(f"an AlexNet begins with 96 or 64 filters, this file with {first.shape[0]}")
+        raise ModelError(f"AlexNet's first layer has 96 or 64 filters, this file has {first.shape[0]}")
     dense_norm = "classifier.1.running_mean" in state
     network = AlexNet(
         top.shape[0],
@@ -119,7 +119,7 @@ def _read_rotnet(state: State, head: int) -> tuple[nn.Module, State]:
     classes = _tensor(state, "top_layer.weight").shape[0]
     if classes != len(ROTATIONS):
         raise ModelError(
-            f"RotNet tells {len(ROTATIONS)} rotations, this file {classes} classes (selfsup:sela reads it)"
+            f"RotNet predicts {len(ROTATIONS)} rotations, this file has {classes} classes; read it with selfsup:sela"
         )
     return network, state
 
@@ -128,7 +128,7 @@ def _read_rotnet(state: State, head: int) -> tuple[nn.Module, State]:
 
 
 def _resnet50(outputs: int | None = None) -> nn.Module:
-    """torchvision's; without classes its output is the latent (2048)."""
+    """torchvision's ResNet-50; without classes its output is the latent (2048)."""
     network: nn.Module = import_torchvision().models.resnet50(num_classes=outputs or 1)
     if outputs is None:
         network.fc = nn.Identity()
@@ -156,7 +156,7 @@ class PreActivation(nn.Module):
 
 
 class PreActivationResNet(nn.Module):
-    """SeLa's first ResNet-50: no normalisation behind the stem, nor before the pool."""
+    """SeLa's first ResNet-50: no normalisation after the stem or before the pool."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class PreActivationResNet(nn.Module):
         return logits
 
 
-# torchvision's names of what SeLa's post-activation ResNet numbers.
+# SeLa's numbered layers of the post-activation ResNet -> torchvision's names.
 _SELA_NAMES = {
     "features.0.": "conv1.", "features.1.": "bn1.", "features.4.": "layer1.", "features.5.": "layer2.",
     "features.6.": "layer3.", "features.7.": "layer4.", "top_layer.": "fc.",
@@ -199,9 +199,9 @@ def _read_scan(state: State, head: int) -> tuple[nn.Module, State]:
 
 
 def _read_backbone(state: State, head: int, prefixes: tuple[str, ...], projections: tuple[str, ...]) -> Any:
-    """The part of a file that is a ResNet-50: behind the first prefix that occurs, without its projection."""
+    """The ResNet-50 in a file: the weights with the first prefix that occurs, without the projection."""
     if head:
-        raise ModelError("a backbone has no heads; leave the number out of its name")
+        raise ModelError("a backbone has no heads; remove the number from its name")
     prefix = next((p for p in prefixes if f"{p}conv1.weight" in state), "")
     chosen = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     return _resnet50(), {key: value for key, value in chosen.items() if not key.startswith(projections)}
@@ -211,11 +211,11 @@ def _read_backbone(state: State, head: int, prefixes: tuple[str, ...], projectio
 
 
 def _one_head(state: State, name: str, target: str, head: int) -> State:
-    """`name`3.weight -> `target`.weight for the asked head; the other heads are left out."""
+    """`name`3.weight -> `target`.weight for the selected head; the other heads are dropped."""
     pattern = re.compile(rf"^{re.escape(name)}(\d+)\.(weight|bias)$")
     heads = {int(m[1]) for key in state if (m := pattern.match(key))}
     if head and head not in heads:
-        raise ModelError(f"the file has {max(len(heads), 1)} heads; there is no head {head} (they count from 0)")
+        raise ModelError(f"the file has {max(len(heads), 1)} heads, counted from 0; there is no head {head}")
     kept: State = {}
     for key, value in state.items():
         match = pattern.match(key)
@@ -238,16 +238,16 @@ def _without(state: State, prefix: str) -> State:
 def _tensor(state: State, key: str) -> Tensor:
     if key not in state:
         some = ", ".join(list(state)[:4])
-        raise ModelError(f"it lacks {key}, so it is no file of this family; it begins with {some}")
+        raise ModelError(f"it lacks {key}, so it does not belong to this family; its first keys are {some}")
     return state[key]
 
 
 _HEADS = ("fc.", "projection_head.", "prototypes.", "projector.", "predictor.", "head.", "contrastive_head.")
 
 FAMILIES: dict[str, Family] = {
-    "rotnet": Family("RotNet, AlexNet that tells rotations", _read_rotnet, AlexNet, ROTATIONS),
-    "sela": Family("SeLa, ResNet-50 with clusters of its own", _read_sela, partial(_resnet50, 3000)),
-    "scan": Family("SCAN, ResNet-50 with clusters of its own", _read_scan, partial(_resnet50, 50)),
+    "rotnet": Family("RotNet, AlexNet that predicts rotations", _read_rotnet, AlexNet, ROTATIONS),
+    "sela": Family("SeLa, ResNet-50 that predicts clusters", _read_sela, partial(_resnet50, 3000)),
+    "scan": Family("SCAN, ResNet-50 that predicts clusters", _read_scan, partial(_resnet50, 50)),
     **{
         name: Family(f"{title}, ResNet-50 without a head",
                      partial(_read_backbone, prefixes=prefixes, projections=_HEADS), _resnet50)
@@ -263,12 +263,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def family(name: str) -> tuple[Family, int | None]:
-    """A family and which of its heads, if that is said: `family("sela:3")`."""
+    """A family, and the number of a head if one is given: `family("sela:3")`."""
     word, colon, number = name.partition(":")
     if word not in FAMILIES:
-        raise ModelError(f"there is no selfsup:{word}{nearest(word, FAMILIES)}; there are {', '.join(FAMILIES)}")
+        raise ModelError(f"there is no selfsup:{word}{nearest(word, FAMILIES)}; choose one of {', '.join(FAMILIES)}")
     if colon and not number.isdigit():
-        raise ModelError(f"selfsup:{name}: which head is a number from 0, as in selfsup:{word}:3")
+        raise ModelError(f"selfsup:{name}: the head must be a number from 0, as in selfsup:{word}:3")
     return FAMILIES[word], int(number) if number else None
 
 
@@ -282,12 +282,12 @@ def read(name: str, path: str | os.PathLike[str]) -> nn.Module:
     try:
         network, weights = chosen.read(state, _best_head(content) if head is None else head)
     except ModelError as error:
-        raise ModelError(f"{os.fspath(path)} is not read as selfsup:{name}: {error}") from error
+        raise ModelError(f"{os.fspath(path)} cannot be read as selfsup:{name}: {error}") from error
     fill(network, weights, path)
     return network
 
 
 def _best_head(content: Any) -> int:
-    """The head that a file names as its best, as SCAN's do; else the first."""
+    """The head that a file marks as its best, as SCAN's do; otherwise the first."""
     best = content.get("head")
     return best if isinstance(best, int) else 0

@@ -1,6 +1,6 @@
-"""Where networks come from: one table of embedded ones, and one function for each library.
+"""Sources of networks: a table of included networks, and one function for each library.
 
-Each source gives an `Architecture`; `loading` puts the weights in.
+Each source returns an `Architecture`; `loading` loads the weights.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from classlens.models.preprocess import Preprocess
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network that can be built, and what goes with it."""
+    """A network that can be built, with its preprocessing and labels."""
 
     build: Callable[..., nn.Module]  # (num_classes=...) -> a network with random weights
-    published: Callable[[], nn.Module]  # -> the network with the weights its makers gave out
+    published: Callable[[], nn.Module]  # -> the network with its published weights
     preprocess: Callable[[nn.Module], Preprocess]
-    labels: tuple[str, ...] | None  # of the usual head
-    read: Callable[[Path], nn.Module] | None = None  # -> the network in a file, where names alone do not say it
+    labels: tuple[str, ...] | None  # of the default head
+    read: Callable[[Path], nn.Module] | None = None  # -> the network in a file, if the file decides the architecture
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One line of `classlens models`: what it is, the edge of its input, what to install for it."""
+    """One line of `classlens models`: a description, the edge of the input, what to install."""
 
     description: str
     size: int | None = None
@@ -46,7 +46,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A network of which the weights come as a Python package: nothing is downloaded when it is used."""
+    """A network whose weights are a Python package: nothing is downloaded at run time."""
 
     info: ModelInfo
     build: Callable[..., nn.Module]
@@ -80,7 +80,7 @@ EMBEDDED: dict[str, Embedded] = {
     "efficientnet-lite1": _lite("efficientnet-lite1", "77cc7160", _MODELS_EXTRA),
     "efficientnet-lite2": _lite("efficientnet-lite2", "9656183e", _MODELS_EXTRA),
     "mobilenet-v2": Embedded(
-        # This package, a folder with a file of weights, pins torch 1.6: no extra can ask for it beside ours.
+        # This package only holds a weight file, but pins torch 1.6, so it cannot be part of an extra.
         info=ModelInfo(
             "MobileNetV2 of torchvision, ImageNet-1k",
             224,
@@ -115,7 +115,7 @@ def torchvision(name: str) -> Architecture:
     if name not in known:
         raise ModelError(f"torchvision has no classifier {name!r}{nearest(name, known)}")
     weights = models.get_model_weights(name).DEFAULT
-    # Both warn without this, as what torchvision does when it is not said is to change.
+    # Without these arguments both warn, because torchvision's defaults will change.
     quiet = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     return Architecture(
         build=partial(models.get_model, name, **quiet),
@@ -132,13 +132,13 @@ def timm(name: str) -> Architecture:
         raise ModelError(f"timm has no model {name!r}{nearest(name, library.list_models())}")
     try:
         config = library.get_pretrained_cfg(name)
-    except RuntimeError:  # a tag it does not know
+    except RuntimeError:  # an unknown tag
         raise ModelError(f"timm has no weights {name!r}{nearest(name, library.list_pretrained())}") from None
     return Architecture(
         build=partial(library.create_model, name),
         published=partial(_download, f"timm:{name}", partial(library.create_model, name, pretrained=True)),
         preprocess=lambda model: from_timm(library.data.resolve_model_data_config(model)),
-        # The heads of 1000 classes in timm are all ImageNet-1k's.
+        # All heads with 1000 classes in timm are for ImageNet-1k.
         labels=imagenet() if config is not None and config.num_classes == len(imagenet()) else None,
     )
 
@@ -148,7 +148,7 @@ def selfsup(name: str) -> Architecture:
     family, _ = families.family(name)
 
     def published() -> nn.Module:
-        raise ModelError(f"selfsup:{name} comes without weights: give the file its project publishes, weights=FILE")
+        raise ModelError(f"selfsup:{name} has no included weights: pass the project's checkpoint, weights=FILE")
 
     return Architecture(
         family.build, published, lambda model: Preprocess(), family.labels, partial(families.read, name)
@@ -173,7 +173,7 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
     """The `Preprocess` of timm's data config, equal to its `create_transform(**config)` for evaluation."""
     channels, *edges = config["input_size"]
     if channels != 3:
-        raise ModelError(f"the network takes {channels} channels: only RGB networks can be fed with pictures")
+        raise ModelError(f"the network takes {channels} channels: only RGB networks can read images")
     crop = (edges[0], edges[1])
     frame = (int(crop[0] / config["crop_pct"]), int(crop[1] / config["crop_pct"]))
     mean, std, interpolation = tuple(config["mean"]), tuple(config["std"]), config["interpolation"]
@@ -184,10 +184,10 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
         fill = tuple(round(255 * value) for value in mean)
         return Preprocess(frame, crop, interpolation, mean, std, fit="contain", fill=fill)
     if mode != "center":
-        raise ModelError(f"timm's crop mode {mode!r} is not known here: give a Preprocess of your own in a card")
+        raise ModelError(f"timm's crop mode {mode!r} is not supported: give your own Preprocess in a card")
     if frame[0] == frame[1]:
         return Preprocess(frame[0], crop, interpolation, mean, std)
-    # For a frame that is no square timm does not pass the interpolation on: bilinear, whatever config says.
+    # For a frame that is not square, timm ignores the interpolation of the config and uses bilinear.
     return Preprocess(frame, crop, "bilinear", mean, std, fit="cover")
 
 
@@ -198,8 +198,8 @@ def _size(value: list[int]) -> int | tuple[int, int]:
 def _download(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
         return make()
-    except Exception as error:  # every HTTP client and hub has its own kinds of error
+    except Exception as error:  # every HTTP client and hub raises its own errors
         raise ModelError(
-            f"no download of the weights of {name} was possible ({reason(error)}): "
-            "use weights=None for random ones, or weights=PATH"
+            f"the weights of {name} cannot be downloaded ({reason(error)}): "
+            "use weights=None for random weights, or weights=PATH"
         ) from error

@@ -1,4 +1,4 @@
-"""Train classifiers of several labels a picture, with or without masks; resumable, on CPU or GPU.
+"""Trains multi-label classifiers, with or without masks; resumable, on CPU or GPU.
 
 >>> from classlens.training import Choices, train_multilabel
 >>> train_multilabel(Choices(data="data/voc", layout="voc", freeze=True), "runs/voc")

@@ -1,4 +1,4 @@
-"""The head of a network: found by itself, replaced by one for other classes.
+"""Finds the head of a network and replaces it by one for other classes.
 
 >>> backbone = with_new_head("torchvision:vgg16", "vgg16_features.safetensors", classes=20, hidden=(512, 512))
 >>> backbone.head
@@ -23,12 +23,12 @@ from classlens.models.checkpoint import read_weights
 from classlens.models.heads import Head, replace_head
 from classlens.models.network import input_size
 
-_PASSING = (nn.ReLU, nn.Dropout, nn.Identity, nn.Flatten)  # what stands between the layers of a fully connected end
+_PASSING = (nn.ReLU, nn.Dropout, nn.Identity, nn.Flatten)  # modules between fully connected layers
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network with a new head: the body as it was published, the head with random weights."""
+    """A network with a new head: the published body, the head with random weights."""
 
     name: str
     loaded: LoadedModel
@@ -43,7 +43,7 @@ class Backbone:
         return self.model.get_submodule(self.head.path)
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, inputs of the head): what the body makes of the images."""
+        """The features of the images, (B, inputs of the head)."""
         seen: list[Tensor] = []
         hook = self.head_module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -62,13 +62,15 @@ def with_new_head(
     dropout: float = 0.5,
     seed: int = 0,
 ) -> Backbone:
-    """A network by name whose head is made for other classes.
+    """A network by name, with a new head for other classes.
 
-    `weights` may be a file that has none for the head (the convolutions alone). With `hidden` layers the whole fully
-    connected end is replaced, otherwise its last layer.
+    `weights` may be a file without weights for the head (only the convolutions). With `hidden` layers, all fully
+    connected layers at the end are replaced, otherwise only the last one.
     """
     if isinstance(name, os.PathLike) or Path(name).exists():
-        raise ModelError(f"--backbone {name} is a file or a folder; give a network's name, and a file as its weights")
+        raise ModelError(
+            f"--backbone {name} is a file or a folder; give the name of a network, and pass the file with --weights"
+        )
     from_file = weights is not None and weights != "default"
     loaded = load(name, None if from_file else weights)
     path, inputs = find_head(loaded.model, loaded.preprocess, whole=bool(hidden))
@@ -82,16 +84,16 @@ def with_new_head(
 
 
 def find_head(model: nn.Module, preprocess: Preprocess, whole: bool = False) -> tuple[str, int]:
-    """Where the linear layer that gives the logits stands, and how many inputs it has.
+    """The path of the linear layer that computes the logits, and its number of inputs.
 
-    `whole`: the module that holds all fully connected layers at the end, if there is one, as VGG's `classifier`.
+    `whole`: the module with all fully connected layers at the end, such as VGG's `classifier`, if there is one.
     """
     calls, logits = _leaf_calls(model, preprocess)
     linear = [i for i, (_, module, _) in enumerate(calls) if isinstance(module, nn.Linear)]
     if not linear or not _same(calls[linear[-1]][2], logits):
         last = type(calls[-1][1]).__name__ if calls else "nothing"
         raise ModelError(
-            f"no head was found that could be replaced: the logits must come right from a linear layer, and the last "
+            f"no head was found that could be replaced: the logits must be the output of a linear layer, and the last "
             f"layer is a {last}"
         )
     name, module, _ = calls[linear[-1]]
@@ -100,7 +102,7 @@ def find_head(model: nn.Module, preprocess: Preprocess, whole: bool = False) -> 
 
 
 def _leaf_calls(model: nn.Module, preprocess: Preprocess) -> tuple[list[tuple[str, nn.Module, Tensor]], Tensor]:
-    """(name, module, output) of every leaf that a forward meets, in order, and the logits."""
+    """(name, module, output) of every leaf module that a forward pass calls, in order, and the logits."""
     calls: list[tuple[str, nn.Module, Tensor]] = []
 
     def keep(name: str, module: nn.Module, output: Tensor) -> None:
@@ -121,7 +123,7 @@ def _leaf_calls(model: nn.Module, preprocess: Preprocess) -> tuple[list[tuple[st
 
 
 def _fully_connected_end(model: nn.Module, calls: Sequence[tuple[str, nn.Module, Tensor]]) -> tuple[str, int] | None:
-    """The module that holds nothing but the linear layers at the end and what passes between them."""
+    """The module that holds only the linear layers at the end and the activations between them."""
     chain: list[tuple[str, nn.Module]] = []
     for name, module, _ in reversed(calls):
         if not isinstance(module, (nn.Linear, *_PASSING)):
@@ -137,18 +139,18 @@ def _fully_connected_end(model: nn.Module, calls: Sequence[tuple[str, nn.Module,
 
 
 def _fill_body(model: nn.Module, head: Head, path: str | os.PathLike[str]) -> None:
-    """Weights of everything but the head; a file may have some for another head, which stay out."""
+    """Load the weights of everything except the head; the weights of another head in the file are ignored."""
     inside = f"{head.path}."
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(inside)}
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError:  # torch lists every shape that differs
         raise ModelError(f"{os.fspath(path)} does not fit the network: weights of another shape") from None
-    # Counters of batches that some files leave out decide nothing when a network is used.
+    # Some files lack the batch counters, which have no effect in eval mode.
     missing = [key for key in missing if not key.startswith(inside) and not key.endswith("num_batches_tracked")]
     if missing or unexpected:
         raise ModelError(
-            f"{os.fspath(path)} does not fit the network: {some(missing)} weights missing outside of the head, "
+            f"{os.fspath(path)} does not fit the network: {some(missing)} weights missing outside the head, "
             f"{some(unexpected)} unexpected"
         )
 

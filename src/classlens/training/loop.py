@@ -1,7 +1,7 @@
-"""The training loop: binary cross-entropy, Adam, a schedule; stopped at any moment it goes on as if it had not been.
+"""The training loop: binary cross-entropy, Adam, a schedule; resumable at any time with identical results.
 
-Order, crops and dropout of an epoch depend on seed and epoch alone, and everything else that an epoch needs is in one
-file that is replaced whole after each: a run that was killed ends with the same numbers as one that was not.
+Order, crops and dropout of an epoch depend only on seed and epoch. All other state is in one file, replaced atomically
+after each epoch. So a killed and resumed run ends with the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from classlens.training.sources import Source
 STATE = "state.pt"
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda epoch, epochs: 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
-    "step": lambda epoch, epochs: float(0.2 ** (epoch // 20)),  # as the AGF paper trains
+    "step": lambda epoch, epochs: float(0.2 ** (epoch // 20)),  # as in the AGF paper
 }
-"""Name -> the factor of the learning rate in an epoch."""
+"""Name -> factor of the learning rate in an epoch."""
 
 
 class TrainingError(ClasslensError):
-    """A training that cannot begin or go on."""
+    """A training that cannot start or resume."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """The hyperparameters of a training.
 
     >>> Recipe(epochs=30, learning_rate=1e-3, schedule="step")
     """
@@ -50,35 +50,37 @@ class Recipe:
     learning_rate: float = 1e-4
     weight_decay: float = 5e-4
     schedule: str = "cosine"
-    patience: int = 10  # epochs without a better mAP
+    patience: int = 10  # stop after this many epochs without a better mAP
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
-            raise TrainingError(f"there is no schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
+            raise TrainingError(f"there is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
         if min(self.epochs, self.batch_size, self.patience) < 1 or not self.learning_rate > 0 <= self.weight_decay:
-            raise TrainingError("epochs, batch size, patience and learning rate must be above 0, weight decay from 0")
+            raise TrainingError(
+                "epochs, batch size, patience and learning rate must be above 0, weight decay at least 0"
+            )
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch gave."""
+    """The metrics of one epoch."""
 
     epoch: int
     learning_rate: float
     train_loss: float
     val_loss: float
     val_map: float  # mean over classes of the average precision
-    val_f1: float  # at probability 0.5, over all pictures and classes together
+    val_f1: float  # at probability 0.5, pooled over all images and classes
 
 
 def best_of(history: Sequence[Epoch]) -> Epoch:
-    """The epoch with the best mAP, the first of equals."""
+    """The epoch with the best mAP; the first one if several tie."""
     return max(history, key=lambda row: (row.val_map, -row.epoch))
 
 
 def is_finished(history: Sequence[Epoch], recipe: Recipe) -> bool:
-    """All epochs done, or none better for as long as patience lasts."""
+    """Whether all epochs are done, or patience has run out."""
     if not history:
         return False
     return len(history) >= recipe.epochs or history[-1].epoch - best_of(history).epoch >= recipe.patience
@@ -94,10 +96,10 @@ def fit(
     on_epoch: Callable[[list[Epoch]], None],
     progress: Progress,
 ) -> list[Epoch]:
-    """Train until it is finished; gives all epochs, those of earlier runs too.
+    """Train until finished; returns all epochs, including those of earlier runs.
 
-    `module` takes the sources' inputs. `on_epoch` is told the history before the epoch is called done: what it writes
-    is written again if the process dies in between.
+    `module` takes the inputs of the sources. `on_epoch` gets the history before the epoch is saved: if the process
+    dies in between, it is called again.
     """
     machine = Machine.of(module, recipe)
     history = machine.resume(folder / STATE, identity)
@@ -116,7 +118,7 @@ def fit(
 def _train(
     machine: Machine, source: Source, epoch: int, seed: int, rate: float, say: Callable[[int, int], None]
 ) -> float:
-    """One epoch; gives the mean loss."""
+    """Train one epoch; returns the mean loss."""
     total = count = 0.0
     machine.module.train()
     with torch.random.fork_rng():
@@ -125,7 +127,7 @@ def _train(
             loss = F.binary_cross_entropy_with_logits(*_forward(machine.module, inputs, targets))
             if not torch.isfinite(loss):
                 raise TrainingError(
-                    f"the loss is {float(loss.detach())} in epoch {epoch + 1}; give a smaller learning rate"
+                    f"the loss is {float(loss.detach())} in epoch {epoch + 1}; use a smaller learning rate"
                 )
             machine.step(loss, rate)
             total, count = total + float(loss.detach()) * len(inputs), count + len(inputs)
@@ -135,7 +137,7 @@ def _train(
 
 
 def _forward(module: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits in float32 and targets, where the module computes; in mixed precision on a GPU."""
+    """Logits in float32 and targets, on the module's device; mixed precision on a GPU."""
     weight = next(module.parameters())
     inputs, targets = inputs.to(weight.device), targets.to(weight.device)
     with torch.autocast(weight.device.type, enabled=weight.device.type == "cuda"):
@@ -145,7 +147,7 @@ def _forward(module: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def validate(module: nn.Module, source: Source) -> tuple[float, float, float]:
-    """Loss, mAP and F1 on pictures as they are."""
+    """Loss, mAP and F1 without augmentation."""
     module.eval()
     logits, targets = (
         torch.cat(parts).cpu()
@@ -158,7 +160,7 @@ def validate(module: nn.Module, source: Source) -> tuple[float, float, float]:
 
 
 def mean_average_precision(scores: NDArray[Any], truth: NDArray[np.bool_]) -> float:
-    """Mean over classes of the average precision; classes that no picture (N,classes) shows do not count.
+    """Mean over classes of the average precision; classes without a positive image (N,classes) are ignored.
 
     >>> mean_average_precision(np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[True, False], [False, False]]))
     1.0
@@ -173,7 +175,7 @@ def mean_average_precision(scores: NDArray[Any], truth: NDArray[np.bool_]) -> fl
 
 @dataclass(frozen=True)
 class Machine:
-    """What changes while training: the weights, and what Adam and mixed precision remember."""
+    """The training state: the weights, and the state of Adam and of mixed precision."""
 
     module: nn.Module
     optimiser: torch.optim.Optimizer
@@ -194,21 +196,21 @@ class Machine:
         self.scaler.update()
 
     def save(self, path: Path, identity: Mapping[str, Any], history: Sequence[Epoch]) -> None:
-        """All that the next epoch needs; the file is replaced whole: a kill leaves the old one or the new one."""
+        """Save everything that the next epoch needs; the file is replaced atomically."""
         state = {"identity": dict(identity), "history": [vars(row) for row in history]}
         state |= {name: part.state_dict() for name, part in vars(self).items()}
-        with replacing(path) as draft, draft.open("wb") as stream:  # a stream: a path's name would go into the file
+        with replacing(path) as draft, draft.open("wb") as stream:  # a stream: torch.save would store a path's name
             torch.save(state, stream)
 
     def resume(self, path: Path, identity: Mapping[str, Any]) -> list[Epoch]:
-        """Put everything back as the last whole epoch left it; gives the epochs so far."""
+        """Restore the state after the last complete epoch; returns the epochs so far."""
         if not path.is_file():
-            self.save(path, identity, [])  # from now on this folder is known to be a training's
+            self.save(path, identity, [])  # marks the folder as a training
             return []
         try:
             state = torch.load(path, map_location=next(self.module.parameters()).device, weights_only=True)
-        except Exception as error:  # whatever a foreign or broken file gives
-            raise TrainingError(f"{path} is no state of a training: give another --out, or remove it") from error
+        except Exception as error:  # a foreign or broken file may raise anything
+            raise TrainingError(f"{path} is not a training state: choose another --out, or remove it") from error
         check_identity(state["identity"], identity, path.parent)
         for name, part in vars(self).items():
             part.load_state_dict(state[name])
@@ -216,9 +218,9 @@ class Machine:
 
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to go on with a training that was begun otherwise."""
+    """Refuse to resume a training that was started with other settings."""
     other = [f"{key} was {old.get(key)!r}, not {new.get(key)!r}" for key in new if old.get(key) != new.get(key)]
     if other:
         raise TrainingError(
-            f"{folder} holds another training ({'; '.join(other)}): give the same choices, or another --out"
+            f"{folder} holds another training ({'; '.join(other)}): use the same settings, or another --out"
         )

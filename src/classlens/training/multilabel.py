@@ -1,4 +1,4 @@
-"""Train a multi-label classifier, and leave it as a folder that `load` reads.
+"""Trains a multi-label classifier and writes it to a folder that `load` reads.
 
 >>> trained = train_multilabel(Choices(data="data/voc", layout="voc", freeze=True), "runs/voc")
 >>> classlens.load("runs/voc").labels[:2]
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choices:
-    """What to train, on what."""
+    """The network and the data of a training."""
 
     data: str
     layout: str
@@ -52,12 +52,12 @@ class Choices:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out."""
+    """The result of a training."""
 
     folder: Path
     history: tuple[Epoch, ...]
     best: Epoch
-    remark: str  # what was left out
+    remark: str  # which images were skipped
 
 
 def train_multilabel(
@@ -66,14 +66,14 @@ def train_multilabel(
     recipe: Recipe | None = None,
     progress: Progress = silent,
 ) -> Trained:
-    """Train, or go on with a training that was stopped; the same choices must be given.
+    """Train, or resume a stopped training with the same settings.
 
     The folder holds card.json and model.safetensors (the best epoch so far), metrics.csv, metrics.png and state.pt.
     """
     recipe = recipe or Recipe()
     folder = Path(out)
     if (folder / CARD).exists() and not (folder / STATE).exists():
-        raise TrainingError(f"{folder} holds a model that was not trained here: give another --out")
+        raise TrainingError(f"{folder} holds a model from elsewhere: choose another --out")
     data = open_data(choices.data, choices.layout, recipe.seed, progress)
     backbone = with_new_head(choices.backbone, choices.weights, len(data.labels), choices.hidden, seed=recipe.seed)
     backbone.model.to(choices.device)
@@ -99,7 +99,7 @@ def train_multilabel(
 def _frozen(
     choices: Choices, recipe: Recipe, backbone: Backbone, data: Data, folder: Path, progress: Progress
 ) -> tuple[nn.Module, Source, Source]:
-    """The head alone, on features of each picture and of its mirror image."""
+    """Train only the head, on the features of each image and of its mirror image."""
 
     def features(examples: Sequence[Item], mirrored: bool, what: str) -> Batch:
         say = functools.partial(progress, f"features of {what}")
@@ -124,7 +124,7 @@ def _whole(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> 
 
 
 def _identity(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> dict[str, Any]:
-    """What decides the outcome, and must be the same when a training goes on."""
+    """The settings that determine the result; they must be the same when a training is resumed."""
     weights = os.path.basename(choices.weights) if choices.weights else "random"
     return {
         "backbone": choices.backbone, "weights": weights, "head": backbone.head.to_json(), "frozen": choices.freeze,
@@ -155,7 +155,7 @@ def _table(history: Sequence[Epoch]) -> str:
 
 
 def metrics_figure(history: Sequence[Epoch]) -> Figure:
-    """Loss and mAP by epoch, the best one marked."""
+    """Loss and mAP by epoch, with the best epoch marked."""
     from matplotlib.figure import Figure
 
     epochs, best = [row.epoch + 1 for row in history], best_of(history)

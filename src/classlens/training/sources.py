@@ -1,4 +1,4 @@
-"""Batches for training: pictures, drawn anew each epoch, or the features of a frozen body, computed once.
+"""Batches for training: images, augmented anew each epoch, or features of a frozen body, computed once.
 
 >>> for inputs, targets in source.batches(epoch=0):     # the same for the same seed and epoch
 """
@@ -28,11 +28,11 @@ from classlens.training.heads import Backbone
 Batch = tuple[Tensor, Tensor]  # inputs (B,...), targets (B,classes)
 
 _AT_ONCE = 4  # on a CPU larger batches are slower
-_PART = 32  # pictures in a file of features: what a killed run computes again at most
+_PART = 32  # images per feature file: a killed run recomputes at most this many
 
 
 class Source(Protocol):
-    """Gives the batches of an epoch; of None all in order, unaugmented."""
+    """Yields the batches of an epoch; None means all images in order, without augmentation."""
 
     def __len__(self) -> int: ...
 
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures from their files; random crops and flips when training."""
+    """Images from files, with random crops and flips for training."""
 
     data: Data
     examples: Sequence[Item]
@@ -55,7 +55,7 @@ class Pictures:
         return len(self._positions(0))
 
     def batches(self, epoch: int | None) -> Iterator[Batch]:
-        """The next two batches are read while one is used."""
+        """The batches; the next two are read while one is used."""
         with ThreadPoolExecutor(self.readers) as pool:
             waiting: list[list[Future[Batch]]] = []
             for positions in self._positions(epoch):
@@ -95,7 +95,7 @@ class Features:
 
 
 def _training_pieces(count: int, size: int, seed: int, epoch: int | None) -> list[list[int]]:
-    """Positions of each batch. In training a last batch of one is left out: BatchNorm cannot take it."""
+    """Positions of each batch. In training, a last batch of one image is dropped: BatchNorm cannot use it."""
     if epoch is None:
         return pieces(range(count), size)
     found = pieces(order(count, seed, epoch), size)
@@ -119,7 +119,7 @@ def cached_features(
     device: str,
     say: Callable[[int, int], None],
 ) -> Batch:
-    """What the frozen body makes of each picture, or of its mirror image; kept on disk, so computed once."""
+    """The features of each image, or of its mirror image, from the frozen body; cached on disk."""
     key = _key(backbone, data.labels)
     found: list[Batch] = []
     for number, positions in enumerate(pieces(range(len(examples)), _PART)):
@@ -149,7 +149,7 @@ def _compute(backbone: Backbone, data: Data, examples: Sequence[Item], mirrored:
 
 
 def _key(backbone: Backbone, labels: Sequence[str]) -> str:
-    """Of what decides features and targets beside the pictures: the body's weights, the preprocessing, the labels."""
+    """A hash of what determines features and targets besides the images: body weights, preprocessing, labels."""
     digest = hashlib.sha256(f"{backbone.loaded.preprocess.to_json()}{backbone.head.path}{labels}".encode())
     for name, tensor in body_state(backbone.model.state_dict(), backbone.head).items():
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -158,5 +158,5 @@ def _key(backbone: Backbone, labels: Sequence[str]) -> str:
 
 
 def body_state(state: dict[str, Tensor], head: Head) -> dict[str, Tensor]:
-    """The weights outside of the head."""
+    """The weights outside the head."""
     return {key: value for key, value in state.items() if not key.startswith(f"{head.path}.")}

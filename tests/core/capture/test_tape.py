@@ -221,7 +221,7 @@ def test_what_another_thread_computes_is_noticed() -> None:
         thread.join()
         return found[0]
 
-    with pytest.raises(CaptureError, match="out of sight"):
+    with pytest.raises(CaptureError, match="from the image unrecorded"):
         record(Tricky(elsewhere).eval(), pictures())
 
 
@@ -277,9 +277,9 @@ def test_picking_the_logits() -> None:
     assert pick_output([a, b], 1) is b
     assert pick_output({"x": a, "y": b}, "y") is b
     assert pick_output({"x": a}, lambda r: r["x"]) is a
-    with pytest.raises(ModelError, match=r"tuple of 0: tensor \(2, 3\), 1: tensor \(2, 4\); say which"):
+    with pytest.raises(ModelError, match=r"tuple of 0: tensor \(2, 3\), 1: tensor \(2, 4\); select the logits"):
         pick_output((a, b), None)
-    with pytest.raises(ModelError, match="output='z' is not in what the model returns"):
+    with pytest.raises(ModelError, match="the model returns no output='z'"):
         pick_output({"x": a}, "z")
     with pytest.raises(ModelError, match="gives a str, not a tensor"):
         pick_output({"x": "hello"}, "x")
@@ -307,7 +307,7 @@ def test_distributed_models_are_unwrapped() -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_what_is_made_again_is_what_was_overwritten() -> None:
+def test_a_recomputed_value_is_what_was_overwritten() -> None:
     """Batch normalisation whose output an in-place ReLU overwrites; the value does not outlive its tape."""
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4).eval()

@@ -1,8 +1,8 @@
-"""What stands beside a linear layer folded into it: on the tape, never in the user's model.
+"""Folds BatchNorm and padding into the adjacent linear layer: on the tape, never in the user's model.
 
 BatchNorm after it: y = BN(W x + b) with scale k = gamma / sqrt(var + eps) is y = (k W) x + (b - mean) k + beta.
-Zeros padded around its input by an operation of their own are the layer's padding; as inputs they would be handed
-relevance, and lose it.
+A separate operation that pads the layer's input with zeros becomes the layer's own padding. As inputs, the zeros would
+receive relevance and lose it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONV: dict[str, Any] = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.con
 
 
 def folded(tape: Tape) -> Tape:
-    """The same tape with paddings and normalisations folded into their linear layers where that is exact."""
+    """The same tape, with paddings and normalisations folded into their linear layers where this is exact."""
     return _fold_norms(_fold_paddings(tape))
 
 
@@ -43,7 +43,7 @@ def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
 
 
 def _sole_producer(tape: Tape, value: Value) -> Node | None:
-    """The node that made a value nobody else reads."""
+    """The node that produced a value, if the value has a single use."""
     return tape.producer.get(value) if len(tape.consumers[value]) == 1 else None
 
 
@@ -62,7 +62,7 @@ def _fold_norms(tape: Tape) -> Tape:
 
 
 def _takes_norm(layer: Node, norm: Node) -> bool:
-    # Weights that depend on the image, or statistics taken from the batch, cannot be folded.
+    # Weights that depend on the image, and statistics of the batch, cannot be folded.
     constant = len(layer.inputs) == 1 and norm.arguments().get("running_mean") is not None
     return constant and (layer.op in _CONV or layer.op == "linear")
 
@@ -71,8 +71,8 @@ def _with_norm(layer: Node, norm: Node) -> Node:
     scale, offset = batchnorm_affine(norm)
     bias = layer.arguments().get("bias")
     bias = offset if bias is None else offset + bias.detach() * scale
-    # The weight is scaled when it is used: all scaled weights of a network at once are new memory, which takes longer
-    # to get than to fill.
+    # The weight is scaled on use. Scaling all weights of a network at once would need new memory, and allocating it
+    # takes longer than filling it.
     return _changed(layer, norm.outputs, bias=bias, scale=scale)
 
 
@@ -103,7 +103,7 @@ def _fold_paddings(tape: Tape) -> Tape:
 
 
 def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(before, after) each axis that `pad` and `conv` together put zeros, or None if they put something else."""
+    """The zeros that `pad` and `conv` together add (before, after) each axis; None if they add other values."""
     given = pad.arguments()
     own, n = conv.arguments().get("padding", 0), int(conv.op[-2])
     sizes = list(given["pad"])
@@ -119,7 +119,7 @@ def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def pad_sizes(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Sizes as F.pad takes them: pairs, the last axis first.
+    """Sizes in the order of F.pad: pairs, the last axis first.
 
     >>> pad_sizes((1, 2), (3, 4))
     [2, 4, 1, 3]
@@ -134,7 +134,7 @@ def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale:
 def _padded_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: Any = 0, scale: Tensor | None = None, **rest: Any
 ) -> Tensor:
-    """A convolution whose weight may have a scale, and whose padding may be (before, after) for each axis."""
+    """A convolution with an optional weight scale and with padding (before, after) for each axis."""
     conv = _CONV[f"conv{weight.dim() - 2}d"]
     if isinstance(padding, tuple) and isinstance(padding[0], tuple):
         before, after = padding

@@ -1,4 +1,4 @@
-"""One forward pass of an unmodified network, run so that it can be explained.
+"""Records one forward pass of an unmodified network.
 
     >>> tape = record(model, images)
     >>> [node.op for node in tape.nodes]
@@ -29,11 +29,11 @@ Picker = str | int | Callable[[Any], Tensor] | None
 
 
 def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
-    """Run `model(images)` once and write down what it does.
+    """Run `model(images)` once and record every operation.
 
-    `output` picks the logits when the model returns a dict or a tuple: a key, an index, or a function.
-    The recorded output equals the plain forward bit for bit, or a CaptureError says so (checked once for each
-    model and input shape).
+    `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function.
+    The recorded output equals the plain forward pass bit for bit; otherwise a CaptureError is raised. This is checked
+    once for each model and input shape.
     """
     model = unwrap(model)
     modules = tuple(model.named_modules())  # once: walking the tree takes a millisecond
@@ -52,9 +52,9 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
 
 
 def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
-    """Like `record`, without the nodes: the image and the logits, for methods that ask for nothing else.
+    """Like `record`, without the nodes: the image and the logits, for methods that need nothing else.
 
-    The first pass of a model with such images is recorded and checked; later ones are spared the writing.
+    The first pass for a model and kind of input is recorded and checked in full; later passes skip the recording.
     """
     model = unwrap(model)
     known = _recorded(model).get(_kind(images, output))
@@ -70,12 +70,12 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Ta
 
 
 def _as_grad_input(images: Tensor) -> Tensor:
-    """The images with gradients, and no leaf, so that a network may write into its input."""
+    """The images as a non-leaf tensor with gradients, so that a network may write into its input."""
     return images.detach().requires_grad_().clone()
 
 
 class GradientsStayOn(TorchFunctionMode):
-    """Passes over `torch.no_grad()` inside a network, as the record does."""
+    """Ignores `torch.no_grad()` inside a network, as the recorder does."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +100,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def pick_output(result: Any, output: Picker) -> Tensor:
-    """The logits in what a model returns.
+    """Select the logits from the return value of a model.
 
     >>> pick_output({"logits": torch.zeros(1, 10), "aux": torch.zeros(1, 10)}, None).shape
     torch.Size([1, 10])
@@ -112,7 +112,7 @@ def pick_output(result: Any, output: Picker) -> Tensor:
             picked = result[output]
         except (KeyError, IndexError, TypeError) as error:
             has = _describe(result)
-            raise ModelError(f"output={output!r} is not in what the model returns; it has {has}") from error
+            raise ModelError(f"the model returns no output={output!r}; it returns {has}") from error
     elif isinstance(result, Tensor):
         picked = result
     elif isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
@@ -120,7 +120,7 @@ def pick_output(result: Any, output: Picker) -> Tensor:
     else:
         tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if len(tensors) != 1:
-            raise ModelError(f"the model returns {_describe(result)}; say which are the logits with output=")
+            raise ModelError(f"the model returns {_describe(result)}; select the logits with output=")
         picked = tensors[0]
     if not isinstance(picked, Tensor):
         raise ModelError(f"output={output!r} gives a {type(picked).__name__}, not a tensor of logits")
@@ -139,7 +139,7 @@ def _describe(result: Any) -> str:
 
 
 def _call(model: nn.Module, images: Tensor) -> Any:
-    """The model's forward; what a user's network or a wrong input raises becomes one line."""
+    """Run the model; any exception of the network becomes a one-line error."""
     try:
         with onednn_errors():
             return model(images)
@@ -154,7 +154,7 @@ def _check_modes(modules: Sequence[tuple[str, nn.Module]]) -> None:
     training = [name for name, module in modules if module.training]
     if training:
         which = "the model is" if "" in training else f"part of the model ({training[0]}) is"
-        raise ModelError(f"{which} in training mode, where its answer is not repeatable; call model.eval() first")
+        raise ModelError(f"{which} in training mode, so its output is not repeatable; call model.eval() first")
     if any(p is not None and p.is_inference() for _, module in modules for p in module._parameters.values()):
         raise ModelError("the model's weights were made in inference mode and have no gradients; load them outside it")
     if any(isinstance(module, torch.jit.ScriptModule) for _, module in modules):
@@ -163,7 +163,7 @@ def _check_modes(modules: Sequence[tuple[str, nn.Module]]) -> None:
 
 @contextlib.contextmanager
 def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -> Iterator[None]:
-    """Gradients on whatever the caller's mode, compiled parts run as written, random state put back."""
+    """Enable gradients whatever the caller's mode, run compiled parts uncompiled, and restore the random state."""
     compiled = any(_is_compiled(m) or m._compiled_call_impl is not None for _, m in modules)
     devices = [images.device] if images.is_cuda else []
     with contextlib.ExitStack() as stack:
@@ -175,8 +175,8 @@ def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -
         yield
 
 
-# What was recorded and checked: for each kind of input the operations of its forward pass, and whether that switches
-# gradients off (a mode that keeps them on costs as much as the rest of a record_logits).
+# What was recorded and checked: for each kind of input, the operations of its forward pass, and whether it switches
+# gradients off (a mode that keeps them on costs as much as the rest of record_logits).
 _Known = dict[Any, tuple[dict[str, int], bool]]
 _verified: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 _verified_lock = threading.Lock()
@@ -192,11 +192,11 @@ def _kind(images: Tensor, output: Picker) -> Any:
 
 
 def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switched: bool) -> None:
-    """Compare with a plain forward, once for each model and kind of input."""
+    """Compare with a plain forward pass, once for each model and kind of input."""
     done, key, recorded = _recorded(model), _kind(images, output), tape.logits
     if key in done:
         return
-    for grad in (False, True):  # some fused kernels serve only one of the two
+    for grad in (False, True):  # some fused kernels run only in one of the two modes
         with torch.set_grad_enabled(grad):
             plain = pick_output(_call(model, images.detach().clone()), output)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
@@ -210,7 +210,7 @@ def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switch
 
 
 def _prune(nodes: list[Node], output: Value) -> tuple[Node, ...]:
-    """Only what the output depends on, so that counts of uses mean something."""
+    """Keep only nodes that the output depends on, so that use counts are correct."""
     needed, kept = {output}, []
     for node in reversed(nodes):
         if needed.intersection(node.outputs):

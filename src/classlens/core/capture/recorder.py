@@ -1,6 +1,6 @@
-"""How a forward pass is recorded: a `TorchFunctionMode` sees every operation that a network calls.
+"""Records a forward pass: a `TorchFunctionMode` intercepts every operation that a network calls.
 
-Functional calls, methods and operators all pass through it; values that are overwritten in place are kept.
+It sees functional calls, methods and operators, and keeps values that are overwritten in place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
-from classlens.core.capture.tape import Node, Value, leaves, made_again, map_leaves, value_of
+from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
 
 
 class Recorder(TorchFunctionMode):
-    """Sees each operation of a forward pass and writes a Node for those that depend on the image."""
+    """Intercepts each operation of a forward pass and records a Node for those that depend on the image."""
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
-        self.alive: list[Tensor] = []  # every tensor seen: a freed one would give its id to another
+        self.alive: list[Tensor] = []  # every tensor seen: the id of a freed tensor could be reused
         self.by_storage: dict[int, list[Tensor]] = {}
         self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
@@ -36,7 +36,7 @@ class Recorder(TorchFunctionMode):
         self.switched = False  # the network tried to switch gradients off
 
     def admit(self, tensor: Tensor) -> Value:
-        """Note a live tensor as it is now."""
+        """Register a live tensor with its current value."""
         value = value_of(tensor)
         if self.image_node is None and value.edge is not None:
             self.image_node = value.edge.node
@@ -50,7 +50,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in ops.ASKS:
+        if func in ops.QUERIES:
             return func(*args, **kwargs)
         if ops.is_grad_switch(func):
             self.switched = True
@@ -62,17 +62,17 @@ class Recorder(TorchFunctionMode):
         if kind is ops.Kind.EXPORT:
             raise CaptureError(
                 f"{self._module() or 'the model'} takes a tensor out of torch ({func.__name__}), where it cannot be "
-                "followed; write that step with torch operations"
+                "recorded; write that step with torch operations"
             )
         if kind is ops.Kind.CREATION:
             return self._constant(func(*args, **kwargs))
         if ops.is_mutating(func, args, kwargs):
             return self._mutation(func, args, kwargs, frozen)
         if isinstance(kwargs.get("out"), Tensor):
-            raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be followed")
+            raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be recorded")
         result = func(*args, **kwargs)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
-        # A call that hands back one of its arguments (contiguous, to, eval-mode dropout) did nothing.
+        # A call that returns one of its arguments (contiguous, to, eval-mode dropout) did nothing.
         if made and not all(id(t) in self.values for t in made):
             self._write(func, frozen, [self.admit(t) for t in made], inputs)
         return result
@@ -94,7 +94,7 @@ class Recorder(TorchFunctionMode):
         self.nodes.append(node)
 
     def _freeze(self, call: Any) -> tuple[Any, list[Value]]:
-        """The call with each live tensor replaced by its Value, and these Values."""
+        """Replace each live tensor in a call by its Value; returns the call and these Values."""
         found: list[Value] = []
 
         def freeze(leaf: Any) -> Any:
@@ -104,7 +104,7 @@ class Recorder(TorchFunctionMode):
             if value is None:
                 self._reject_unseen(leaf)
                 return leaf
-            if value.edge is None and leaf.requires_grad:  # made inside a custom autograd function, wired up after it
+            if value.edge is None and leaf.requires_grad:  # made in a custom autograd function
                 value.edge = get_gradient_edge(leaf)
             found.append(value)
             return value
@@ -114,10 +114,10 @@ class Recorder(TorchFunctionMode):
     def _mutation(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frozen: tuple[Any, Any]
     ) -> Any:
-        """An operation that overwrites its first argument, and with it everything that shares its memory."""
+        """An operation that overwrites its first argument, and everything that shares memory with it."""
         target: Tensor = args[0] if args else kwargs["input"]
         aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
-        for t in aliases:  # keep what was there
+        for t in aliases:  # keep the old values
             value = self.values[id(t)]
             if isinstance(value.kept, Tensor) and _storage(value.kept) == _storage(target):
                 self._keep(value)
@@ -128,7 +128,7 @@ class Recorder(TorchFunctionMode):
             frozen = map_leaves(frozen, lambda leaf: before if leaf is target else leaf)
 
         if base is not None and isinstance(before, Value):
-            # In place on a view, autograd drops the old view from its graph; on a copy, written back, it stays.
+            # An in-place operation on a view drops the old view from autograd's graph; writing back a copy keeps it.
             scratch = target.clone()
             func(*map_leaves(args, lambda leaf: scratch if leaf is target else leaf), **kwargs)
             target.copy_(scratch)
@@ -147,35 +147,35 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _keep(self, value: Value) -> None:
-        """Keep a value whose memory is about to hold something else."""
+        """Keep a value whose memory is about to be overwritten."""
         maker = self.makers.get(value)
-        if maker is not None and maker.op in ops.MADE_AGAIN:
-            value.kept = functools.partial(made_again, maker.func, maker.args, maker.kwargs, maker.mutates)
+        if maker is not None and maker.op in ops.RECOMPUTED:
+            value.kept = functools.partial(recomputed, maker.func, maker.args, maker.kwargs, maker.mutates)
         else:
             value.kept = value.tensor.clone()
 
     def _now(self, tensor: Tensor) -> Value | Tensor:
-        """What a tensor holds: its value if it is live, else a copy."""
+        """The current content of a tensor: its Value if it is live, otherwise a copy."""
         return self.values[id(tensor)] if id(tensor) in self.values else tensor.detach().clone()
 
     def _refresh_base(self, view: Tensor, base: Tensor, before: Any) -> None:
-        """The tensor under a view that was written to holds a new value: the old one with the view pasted in."""
+        """After a write to a view, its base has a new value: the old one with the view pasted in."""
         geometry = (view.size(), view.stride(), view.storage_offset() - base.storage_offset())
         args = (before, self.values[id(view)], *geometry)
         self._write(torch.as_strided_scatter, (args, {}), [self.admit(base)])
 
     def _reject_unseen(self, tensor: Tensor) -> None:
-        """A tensor computed from the image by something this record did not see must not pass for a constant."""
+        """Refuse a tensor that was computed from the image unseen: it must not be taken for a constant."""
         if tensor.grad_fn is None or id(tensor) in self.constants or id(tensor) in self.values:
             return
         if _depends(tensor.grad_fn, self.image_node):
             raise CaptureError(
-                f"a value that reaches {self._module() or 'the model'} was computed from the image out of sight "
+                f"a value that reaches {self._module() or 'the model'} was computed from the image unrecorded "
                 "(in a scripted part or another thread); write that part as a plain nn.Module"
             )
 
     def _module(self) -> str:
-        """Dotted name of the innermost module whose forward is running: found on the stack, nothing is hooked."""
+        """Dotted name of the innermost module whose forward is running, found on the stack without hooks."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -204,8 +204,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _overlapping(tensors: Sequence[Tensor], target: Tensor) -> list[Tensor]:
-    """Those of some tensors on one storage that share an element with `target`."""
-    if not tensors:  # nearly always, and the rest costs as much memory as the storage has
+    """The tensors that share an element with `target`; all are on one storage."""
+    if not tensors:  # nearly always; the code below needs as much memory as the storage
         return []
     covered = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
 

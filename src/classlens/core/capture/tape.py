@@ -1,4 +1,4 @@
-"""The tape: what one forward pass of an unmodified network did, as data.
+"""The tape: the record of one forward pass of an unmodified network.
 
 >>> tape = record(model, images)
 >>> [node.op for node in tape.nodes]
@@ -22,10 +22,10 @@ from classlens.errors import CaptureError
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tensor that depends on the image, as it was when it was made, also if it was overwritten later."""
+    """A tensor that depends on the image, with its value when it was computed, even if it was overwritten later."""
 
-    kept: Tensor | Callable[[], Tensor]  # the tensor, or how to make it again
-    edge: GradientEdge | None  # where autograd meets this value; None: no gradient flows here
+    kept: Tensor | Callable[[], Tensor]  # the tensor, or how to recompute it
+    edge: GradientEdge | None  # the edge of this value in autograd's graph; None: no gradient
     shape: torch.Size
 
     @property
@@ -37,13 +37,13 @@ class Value:
 
 
 def value_of(tensor: Tensor) -> Value:
-    """A tensor as it is now."""
+    """The current value of a tensor."""
     return Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation: its canonical name, the call, and the values that went in and came out."""
+    """One operation: its canonical name, the call, its input values and output values."""
 
     op: str
     func: Callable[..., Any]
@@ -52,7 +52,7 @@ class Node:
     outputs: tuple[Value, ...]
     module: str  # dotted name of the module whose forward made the call
     mutates: bool = False
-    inputs: tuple[Value, ...] = ()  # the Values among the arguments; looked up where they are not given
+    inputs: tuple[Value, ...] = ()  # the Values among the arguments; found if not given
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -60,12 +60,12 @@ class Node:
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
-        """The tensors among its arguments that do not depend on the image."""
+        """The tensor arguments that do not depend on the image."""
         return tuple(leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
 
     @property
     def where(self) -> str:
-        """For messages: `relu in features.3`."""
+        """The operation and its module, for messages: `relu in features.3`."""
         return f"{self.op} in {self.module or 'the model itself'}"
 
     def arguments(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Node:
         return ops.arguments(self.op, self.func, self.args, self.kwargs)
 
     def call(self, *inputs: Tensor, constants: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """Run the operation again on other inputs, one for each of `inputs`; gives its tensor outputs.
+        """Run the operation again on other inputs, one for each of `inputs`; returns its tensor outputs.
 
         `constants` changes the floating-point tensors among its other arguments.
         """
@@ -90,16 +90,16 @@ class Node:
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> tuple[Tensor, ...]:
-    if mutates:  # it writes into its first argument, which belongs to the caller or to the record
+    if mutates:  # it writes to its first argument, which belongs to the caller or to the tape
         args = (args[0].clone(), *args[1:])
     result = func(*args, **kwargs)
     return tuple(leaf for leaf in leaves(args[0] if mutates else result) if isinstance(leaf, Tensor))
 
 
-def made_again(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> Tensor:
-    """The only output of a call, run again on the values that went in.
+def recomputed(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> Tensor:
+    """Recompute the only output of a call from its input values.
 
-    (Not a Node's method: a value that knew its node, which knows its values, would outlive its tape.)
+    (Not a method of Node: a value that refers to its node would form a reference cycle and outlive its tape.)
     """
     args, kwargs = map_leaves((args, kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
     (output,) = _run(func, args, kwargs, mutates)
@@ -112,8 +112,8 @@ class Tape:
 
     nodes: tuple[Node, ...]
     image: Value  # the network's input
-    output: Value  # the logits, picked from whatever the model returns
-    counted: dict[str, int] | None = None  # operations, where they were not written down
+    output: Value  # the logits, selected from the model's return value
+    counted: dict[str, int] | None = None  # counts of operations, if the nodes were not recorded
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
@@ -135,11 +135,11 @@ class Tape:
         return dict(Counter(node.op for node in self.nodes))
 
     def gradients(self, cotangents: Tensor, values: Sequence[Value], keep: bool = True) -> dict[Value, Tensor]:
-        """The K scores with gradient `cotangents` (K, *logits.shape) at the logits: their gradient at each value.
+        """The gradients of K scores at each value, {value: (K, *value.shape)}.
 
-        One autograd backward a score gives all of them, {value: (K, *value.shape)}; no layer is run again. A value
-        the score does not depend on gets zeros. An edge gives the sum over all uses of a value. `keep=False`: nobody
-        asks again, so autograd's memory is given back on the way, which is quicker.
+        `cotangents` (K, *logits.shape) are the gradients of the scores at the logits. Each score takes one autograd
+        backward pass; no layer runs again. A value that does not affect the score gets zeros. The gradient is the sum
+        over all uses of a value. `keep=False` frees autograd's buffers on the way, which is faster, for the last call.
         """
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
         last = len(cotangents) - 1
@@ -160,7 +160,7 @@ def _stacked(rows: list[Tensor]) -> Tensor:
 
 def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
     if output.edge is None:
-        raise CaptureError("the model's output has no gradient (a part of it is detached); gradients are needed here")
+        raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
     edges: Any = [value.edge for value in wanted]
     try:
         return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
@@ -173,13 +173,13 @@ def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: b
         ) from error
 
 
-# Each operation's arguments are searched several times, and most of them are such: asking for the type is quickest.
+# The arguments of each operation are searched several times, and most have these types: checking the type is fastest.
 _ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size))
 _WHOLE = frozenset((Tensor, nn.Parameter, Value))
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What stands in nested tuples, lists, dicts and slices, without numbers, names and the like."""
+    """The leaves of nested tuples, lists, dicts and slices, without numbers, strings and other plain values."""
     if type(tree) in _ATOMS:
         return []
     if isinstance(tree, tuple | list):
@@ -207,7 +207,7 @@ def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
         return tree
     if kind in _WHOLE:
         return change(tree)
-    if kind is tuple:  # nearly all calls have one of tensors and numbers, and a function call for each item adds up
+    if kind is tuple:  # the most frequent case, inlined because a function call for each item adds up
         return tuple([item if type(item) in _ATOMS else map_leaves(item, change) for item in tree])
     if isinstance(tree, tuple | list):
         items = [map_leaves(item, change) for item in tree]

@@ -1,15 +1,15 @@
-"""What is asked of a network, apart from how it is answered.
+"""Targets: what to explain, independent of the method.
 
->>> resolve_targets(top(3), logits)                    # the three likeliest classes of each image
+>>> resolve_targets(top(3), logits)                    # the three most likely classes of each image
 >>> resolve_targets("tabby", logits, labels)           # by name
 >>> resolve_targets([[281, 207]], logits)              # two classes of one image
 >>> resolve_targets("tabby", logits, labels, rather_than="Egyptian cat")
 >>> resolve_targets(lambda y: y[281:286].logsumexp(0), logits)      # any cat
 
-A target is a small object that knows its words and its number: `Class`, `Number` (a callable), `Contrast` (a class
-rather than others). A new kind is a new file here. Methods do not see the kinds: they get a (B,K) tensor of class
-indices, in which a negative one stands for a target that is no class (-1 is the first of them, -2 the second), and ask
-for `scores` and `directions`.
+A target is a small object with a description and a value: `Class`, `Number` (a callable), `Contrast` (a class rather
+than others). A new kind is a new file here. Methods do not depend on the kinds: they get a (B,K) tensor of class
+indices, in which a negative index stands for a target that is not a class (-1 is the first of them, -2 the second),
+and use `scores` and `directions`.
 """
 
 from classlens.core.targets.base import LabelOf, Scalar, Target

@@ -1,4 +1,4 @@
-"""What every kind of target has."""
+"""The interface of all kinds of targets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 Scalar = Callable[[Tensor], Tensor]  # the logits (classes,) of one image -> the number to explain
-LabelOf = Callable[[int], str]  # a class's index -> its name
+LabelOf = Callable[[int], str]  # class index -> name
 
 
 class Target(Protocol):
-    """One thing that can be asked of one image."""
+    """One thing to explain about one image."""
 
     kind: ClassVar[str]  # "class", "number", "contrast"
 
     def words(self, label: LabelOf) -> str:
-        """What figures and reports call it: "tabby rather than Egyptian cat"."""
+        """The target in words, for figures and reports: "tabby rather than Egyptian cat"."""
         ...
 
     def fits(self, outputs: int, label: LabelOf) -> None:
-        """Raises `TargetError` where a network with so many outputs cannot be asked this."""
+        """Raise `TargetError` if this target does not exist for a network with this many outputs."""
         ...
 
     def value(self, logits: Tensor) -> Tensor:
-        """The number to explain, of the logits (classes,) of one image."""
+        """The number to explain, computed from the logits (classes,) of one image."""
         ...

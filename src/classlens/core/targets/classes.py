@@ -1,4 +1,4 @@
-"""Classes: one by index or name, the likeliest ones, or those above a probability."""
+"""Classes: one by index or name, the most likely ones, or those above a probability."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Class:
 
 
 def class_index(item: Any, outputs: int, labels: Sequence[str] | None) -> int:
-    """The class that a user's index or name means."""
+    """The class that a user's index or name refers to."""
     if isinstance(item, str) and labels is not None:
         return match(labels, item)
     if isinstance(item, str) and item.strip().isdigit():
@@ -52,33 +52,33 @@ class Top:
     k: int
 
     def indices(self, logits: Tensor) -> Tensor:
-        """(B,k), the likeliest first."""
+        """(B,k), the most likely first."""
         if self.k > logits.shape[1]:
-            raise TargetError(f"top({self.k}) asks for more classes than the model's {logits.shape[1]}")
+            raise TargetError(f"top({self.k}) asks for more classes than the model has ({logits.shape[1]})")
         return logits.topk(self.k, dim=1).indices
 
 
 def top(k: int) -> Top:
-    """Explain the k likeliest classes of each image: `explain(model, images, targets=top(3))`."""
+    """Explain the k most likely classes of each image: `explain(model, images, targets=top(3))`."""
     if not isinstance(k, int) or k < 1:
-        raise TargetError(f"top({k!r}) explains nothing; give a whole number from 1")
+        raise TargetError(f"top({k!r}) explains nothing; give a positive integer")
     return Top(k)
 
 
 @dataclass(frozen=True)
 class Above:
-    """The classes of a multi-label network whose own probability (sigmoid) is above a threshold."""
+    """The classes of a multi-label network whose probability (sigmoid) is above a threshold."""
 
     threshold: float
 
     def indices(self, logits: Tensor) -> Tensor:
-        """(B,K), the likeliest first; each image must have as many."""
+        """(B,K), the most likely first; each image must have the same number."""
         probability = logits.detach().double().sigmoid()
         counts = (probability > self.threshold).sum(1)
         if counts.min() == 0:
             row = int(counts.argmin())
             raise TargetError(
-                f"no class of image {row} has a probability above {self.threshold:g}, the likeliest has "
+                f"no class of image {row} has a probability above {self.threshold:g}, the most likely has "
                 f"{float(probability[row].max()):.2g}: give a lower threshold"
             )
         if counts.min() != counts.max():
@@ -90,7 +90,7 @@ class Above:
 
 
 def above(threshold: float = 0.5) -> Above:
-    """Explain every class that a multi-label network finds: `explain(model, "photo.jpg", targets=above(0.5))`."""
+    """Explain every class that a multi-label network predicts: `explain(model, "photo.jpg", targets=above(0.5))`."""
     if not 0 < threshold < 1:
         raise TargetError(f"above({threshold!r}) makes no sense; give a probability between 0 and 1")
     return Above(threshold)

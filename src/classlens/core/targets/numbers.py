@@ -1,4 +1,4 @@
-"""Any number that a callable makes of the logits of one image."""
+"""Any number that a callable computes from the logits of one image."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from classlens.errors import TargetError
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """Evidence for a number: `Number(lambda y: y[281:286].logsumexp(0))` asks for any cat."""
+    """Evidence for a number: `Number(lambda y: y[281:286].logsumexp(0))` is any cat."""
 
     function: Scalar
     kind: ClassVar[str] = "number"
 
-    # By identity: a callable may hold tensors, which have no truth value to compare by.
+    # By identity: a callable may hold tensors, whose comparison has no single truth value.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Number) and other.function is self.function
 
@@ -28,7 +28,7 @@ class Number:
 
     @property
     def name(self) -> str:
-        """The callable's own name, or its type's."""
+        """The name of the callable, or of its type."""
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return "function of the logits" if name == "<lambda>" else name.replace("_", " ")
 
@@ -36,7 +36,7 @@ class Number:
         return self.name
 
     def fits(self, outputs: int, label: LabelOf) -> None:
-        """What a callable needs shows when it is called."""
+        """Nothing to check: a callable raises its own errors when it is called."""
 
     def value(self, logits: Tensor) -> Tensor:
         value = self.function(logits)
@@ -48,12 +48,12 @@ class Number:
             )
         if logits.requires_grad and not value.requires_grad:
             raise TargetError(
-                f"the target {self.name!r} has no gradient; make its number of the logits, with torch operations"
+                f"the target {self.name!r} has no gradient; compute it from the logits with torch operations"
             )
         return value.reshape(())
 
     def picked_class(self, logits: Tensor) -> int | None:
-        """The class whose logit it hands back, both here and at the opposite point (which a maximum does not)."""
+        """The class whose logit it returns, both here and at the opposite point (where a maximum returns another)."""
         with torch.enable_grad():
             leaf = logits.detach().clone().requires_grad_()
             value = self.value(leaf)

@@ -1,4 +1,4 @@
-"""From what a user writes to what a method is asked."""
+"""Converts the user's targets to those of a method."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def resolve_targets(
     """(B,K) indices on the logits' device, and the targets that the negative ones stand for.
 
     A flat list is one class for each image; for a single image it is the classes to explain. A nested list or a
-    2-D tensor is (B,K). A callable that gives back one logit as it is means that class. With `rather_than` each class
-    is set against these rivals.
+    2-D tensor is (B,K). A callable that returns one logit unchanged means that class. With `rather_than`, each class
+    is contrasted with these rivals.
     """
     outputs = logits.shape[1]
     rows: Sequence[Sequence[Target]]
@@ -47,10 +47,10 @@ def resolve_targets(
 
 
 def _rows(targets: Targets, batch: int) -> list[list[Any]]:
-    """What is asked of each image, as it was written."""
+    """The targets of each image, as the user wrote them."""
     if isinstance(targets, Tensor):
         if targets.is_floating_point() or targets.dtype == torch.bool:
-            raise TargetError(f"targets must be whole numbers, not {str(targets.dtype)[6:]}; give class indices")
+            raise TargetError(f"targets must be integers, not {str(targets.dtype)[6:]}; give class indices")
         targets = targets.tolist()
     if isinstance(targets, int | str) or callable(targets):
         targets = [[targets]] * batch
@@ -71,7 +71,7 @@ def _rows(targets: Targets, batch: int) -> list[list[Any]]:
 
 
 def _number(scalar: Scalar, logits: Tensor) -> Target:
-    """A callable as a target: the class that it picks, or its number."""
+    """A callable as a target: the class that it selects, or its number."""
     number = Number(scalar)
     chosen = number.picked_class(logits)
     return number if chosen is None else Class(chosen)
@@ -80,8 +80,8 @@ def _number(scalar: Scalar, logits: Tensor) -> Target:
 def _class(target: Target) -> int:
     if not isinstance(target, Class):
         raise TargetError(
-            f"only a class can be explained rather than others, and {target.words(str)!r} is a number of its own; make "
-            "the difference in the callable"
+            f"rather_than works only with classes, and {target.words(str)!r} is a callable; compute the difference "
+            "in the callable"
         )
     return target.index
 

@@ -1,4 +1,4 @@
-"""What methods need of targets: their numbers, and the gradients of these at the logits."""
+"""What methods need from targets: their values, and the gradients of these at the logits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OfClass = Callable[[Tensor, Tensor], Tensor]  # logits (N,classes), indices (N,K
 
 
 def picked(logits: Tensor, targets: Tensor) -> Tensor:
-    """The asked classes' logits, (N,K)."""
+    """The logits of the target classes, (N,K)."""
     return logits.gather(1, targets)
 
 
 def scores(logits: Tensor, targets: Tensor, others: Sequence[Target] = (), of_class: OfClass = picked) -> Tensor:
-    """What is explained, (N,K): `of_class` of the classes, and the values of the targets that are none.
+    """The explained numbers, (N,K): `of_class` for classes, and the values of the other targets.
 
     >>> scores(torch.tensor([[1.0, 4.0]]), torch.tensor([[1, -1]]), [Number(lambda y: y.sum())])
     tensor([[4., 5.]])
@@ -34,7 +34,7 @@ def scores(logits: Tensor, targets: Tensor, others: Sequence[Target] = (), of_cl
 
 
 def directions(logits: Tensor, targets: Tensor, others: Sequence[Target] = ()) -> Tensor:
-    """(K,N,classes): the gradient of each asked number at the logits; for a class, 1 at the class.
+    """(K,N,classes): the gradient of each target at the logits; for a class, 1 at the class.
 
     >>> directions(torch.tensor([[1.0, 4.0]]), torch.tensor([[1, -1]]), [Number(lambda y: y.sum())])
     tensor([[[0., 1.]], [[1., 1.]]])
