@@ -76,3 +76,20 @@ def make_voc() -> LoadedModel:
             head.weight[output, colour] = 400.0
     model.head = head
     return LoadedModel("colours", model.eval(), make().preprocess, None)
+
+
+def make_breeds() -> LoadedModel:
+    """Three breeds that resemble each other: a beagle is red, a basset is for a part, a pug for less; and so on."""
+    loaded = make()
+    with torch.no_grad():
+        likeness = torch.tensor([[1.0, 0.4, 0.7], [0.7, 1.0, 0.4], [0.4, 0.7, 1.0]])
+        loaded.model.head.weight[:3] = 400 * likeness
+    return LoadedModel("breeds", loaded.model, loaded.preprocess, ("beagle", "basset", "pug", "nothing"))
+
+
+def make_nothing() -> LoadedModel:
+    """The same breeds, but every picture shows nothing."""
+    loaded = make_breeds()
+    with torch.no_grad():
+        loaded.model.head.bias[3] = 1e4
+    return loaded

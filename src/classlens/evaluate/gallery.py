@@ -41,7 +41,7 @@ class Dispute:
     config: Config
     image: str
     group: str  # of rows that belong together; else the image
-    explained: int
+    explained: tuple[int, ...]  # most often one
     scores: dict[str, float]
 
     @property
@@ -73,12 +73,14 @@ def disputes(results: Sequence[tuple[Part, Config, Mapping[str, pa.Table]]]) -> 
         judge = test.picture_score
         if judge is None:
             continue
-        scores: dict[tuple[str, str, int], dict[str, float]] = {}
+        scores: dict[tuple[str, str, tuple[int, ...]], dict[str, float]] = {}
         for method, table in rows.items():
+            if not len(table):
+                continue
             columns = [table[name].to_pylist() for name in ("image", test.group or "image", "explained")]
             for *names, score in zip(*columns, judge(table), strict=True):
                 if not np.isnan(score):
-                    scores.setdefault((names[0], names[1], names[2]), {})[method] = float(score)
+                    scores.setdefault((names[0], names[1], _as_tuple(names[2])), {})[method] = float(score)
         found += [Dispute(part, config, *names, by) for names, by in scores.items() if len(by) > 1]
     found.sort(key=lambda dispute: (-dispute.spread, dispute.image))
     unique: dict[tuple[int, str], Dispute] = {}
@@ -87,14 +89,18 @@ def disputes(results: Sequence[tuple[Part, Config, Mapping[str, pa.Table]]]) -> 
     return [dispute for dispute in unique.values() if dispute.spread > 0][:_COUNT]
 
 
+def _as_tuple(explained: int | list[int]) -> tuple[int, ...]:
+    return tuple(explained) if isinstance(explained, list) else (explained,)
+
+
 def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) -> Shown | None:
     """Explain the picture again with every method; drawings are kept in RUN/pictures."""
     units = units_of(dispute.part, dispute.config, plan, store)
     image = _image(worker, dispute.part, dispute.config, next(unit for unit in units if dispute.image in unit.rows))
     if image is None:
         return None
-    picture, target = worker.network.preprocess.restore(image), dispute.explained
-    label = worker.network.labels[target] if worker.network.labels else f"class {target}"
+    picture, labels = worker.network.preprocess.restore(image), worker.network.labels
+    label = ", ".join(labels[target] if labels else f"class {target}" for target in dispute.explained)
     test = TESTS[dispute.config.test]
     caption = f"{test.title(dispute.config)}, {dispute.part.dataset.name}: {dispute.image}, explained: {label}"
     drawn: dict[str, tuple[float, bytes]] = {}
@@ -104,8 +110,9 @@ def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) 
         name = f"pictures/{text_hash(key, 20)}.jpg"
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
-            evidence = maps_of(worker.network, tape, torch.tensor([[target]]), method, seed)[0, 0]
-            store.write_bytes(name, jpeg(overlay(picture, evidence, resolve(method)[0].signed), _SIDE))
+            maps = maps_of(worker.network, tape, torch.tensor([dispute.explained]), method, seed)[0]
+            drawings = [overlay(picture, evidence, resolve(method)[0].signed) for evidence in maps]
+            store.write_bytes(name, jpeg(np.concatenate(drawings, 1), _SIDE * len(drawings)))
         drawn[method] = (score, (store.root / name).read_bytes())
     pixels = (picture.permute(1, 2, 0).double().numpy() * 255).round().astype(np.uint8)
     return Shown(caption, test.picture_score_name, jpeg(pixels, _SIDE), drawn)

@@ -21,7 +21,7 @@ class Metric:
     """A column of a table."""
 
     name: str
-    better: int  # +1: more is better, -1: less is
+    better: int  # +1: more is better, -1: less is, 0: neither
     columns: Callable[[pa.Table], Floats]  # rows -> (n, c), to be summed
     combine: Combine = ratio
     scale: float = 100.0

@@ -73,6 +73,7 @@ class Plan:
 def make_plan(settings: Settings, worker: Worker) -> Plan:
     """Every data set serves the tests asked for; in `all` only those it was made for."""
     parts, notes = [], []
+    refused: dict[str, str] = {}
     labels_anywhere = any(subject.dataset.has_labels for subject in worker.subjects)
     for index, subject in enumerate(worker.subjects):
         dataset = subject.dataset
@@ -81,12 +82,23 @@ def make_plan(settings: Settings, worker: Worker) -> Plan:
             notes.append(f"{dataset.name} serves none of the tests and was not used.")
             continue
         items = dataset.select(settings.limit, settings.seed, settings.half)
-        configs = [config for test in tests for config in _configs(settings, test, subject, worker)]
+        configs = []
+        for test in tests:
+            try:
+                configs += _configs(settings, test, subject, worker)
+            except DataError as error:  # asked for by its name, a test that cannot serve this network is refused
+                if not settings.everything:
+                    raise
+                refused[test] = str(error)
         configs.sort(key=_late)  # as they are done
         notes += _notes(subject, items, configs)
         parts.append(Part(index, subject, items, tuple(configs)))
     served = {config.test for part in parts for config in part.configs}
-    notes += [f"{test} was left out: no data set given serves it." for test in settings.tests if test not in served]
+    notes += [
+        f"{test} was left out: {refused.get(test, 'no data set given serves it')}."
+        for test in settings.tests
+        if test not in served
+    ]
     keeps = "classes" in worker.explainer.offers
     prediction = Config("prediction", (("frame", settings.frame),)) if keeps else None
     return Plan(worker.network.id, worker.explainer.methods, tuple(parts), tuple(notes), prediction)

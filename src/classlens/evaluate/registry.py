@@ -252,7 +252,8 @@ class Test:
     panels: Callable[[Table, Mapping[str, pa.Table]], list[Panel]] = metrics_side_by_side
     group: str | None = None  # the column that says which rows belong together, and are drawn together
     picture_score: Callable[[pa.Table], NDArray[Any]] | None = None
-    """One number in [0,1] for each row, to find pictures on which methods disagree; the rows need `explained`."""
+    """One number in [0,1] for each row, to find pictures on which methods disagree; the rows need `explained`, a class
+    or a list of classes, whose maps are drawn."""
     picture_score_name: str = ""
     rows_as: str = ""  # the test whose kind of rows these are
     place: int = 100  # in lists and tables

@@ -20,7 +20,8 @@ from classlens.evaluate.stats import Estimate
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ARROWS = {1: "↑", -1: "↓"}
+_ARROWS = {1: " ↑", -1: " ↓", 0: ""}
+_WORDS = {1: "more", -1: "less", 0: ""}
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class Table:
     rows: dict[str, tuple[Estimate, ...]]  # method -> an estimate for each metric
 
     def best(self, column: int) -> set[str]:
-        """The methods that lead in a column (several if they are equal)."""
+        """The methods that lead in a column (several if they are equal, none if neither more nor less is better)."""
         sign = self.metrics[column].better
+        if not sign:
+            return set()
         values = {method: sign * found[column].value for method, found in self.rows.items()}
         known = [value for value in values.values() if not math.isnan(value)]
         return {method for method, value in values.items() if known and value == max(known)}
@@ -82,7 +85,7 @@ def cell(found: Estimate) -> str:
 
 def headings(table: Table) -> list[str]:
     """The first line: an arrow says whether more or less is better."""
-    return ["method", *(f"{metric.name} {_ARROWS[metric.better]}" for metric in table.metrics), "n"]
+    return ["method", *(f"{metric.name}{_ARROWS[metric.better]}" for metric in table.metrics), "n"]
 
 
 def counts(table: Table, method: str) -> str:
@@ -113,7 +116,7 @@ def csv_text(tables: Sequence[Table], model: str) -> str:
         for method, estimates in table.rows.items():
             for metric, found in zip(table.metrics, estimates, strict=True):
                 numbers = ["" if math.isnan(x) else f"{x:.6g}" for x in (found.value, found.low, found.high)]
-                better = "more" if metric.better > 0 else "less"
+                better = _WORDS[metric.better]
                 writer.writerow(
                     [model, table.data, table.config.kind, table.title, method, metric.name, better, *numbers, found.n]
                 )
