@@ -24,33 +24,32 @@ HEAD = """# The methods
 
 <!-- written by tools/write_docs.py from the registry -->
 
-One name each, on any model: `classlens.explain(model, images, targets, method=NAME)`, `--method NAME`. Options go in
-brackets or as keywords: `agf-release(without=A)`. [Choosing a method](choosing.md) says which to take.
+Every method works on any model: `classlens.explain(model, images, targets, method=NAME)`, `--method NAME`. Pass options
+in brackets or as keywords: `agf-release(without=A)`. [Choosing a method](choosing.md) says which one to use.
 
 ## At a glance
 
-The paper's table of properties, extended to every method here.
+The paper's table of properties, extended to every method of classlens.
 
-- *per class*: asking for another class gives another map. *signed*: negative values speak against the class.
-- *conserves*: on ReLU-like networks the map sums to what was put in at the top, up to what the report says was
-  absorbed.
-- *functions*: the target may be [any number made of the logits](concepts.md#targets), not just a class.
+- *class-specific*: another class gives another map. *signed*: negative values are evidence against the class.
+- *conserves*: on ReLU-like networks the map sums to the starting relevance, minus what the report lists as absorbed.
+- *functions*: the target may be [any function of the logits](concepts.md#targets), not only a class.
 - *cost*: the arithmetic of convolutions and matrix products, in forward passes of the network, for the first class and
-  for each further one; counted on a small network of five convolutions, so the same on every machine. The forward pass
-  itself, which all classes share, is in it. What else takes time is on the page [Speed](speed.md).
+  for each further class; counted on a small network of five convolutions, so it is the same on every machine. It
+  includes the forward pass, which all classes share. [Speed](speed.md) describes what else takes time.
 """
 
 AFTER = """
 !!! warning "Patents"
 
     Parts of layer-wise relevance propagation are covered by patents (EP3271863B1 and its family). If you use the
-    methods of the family *relevance propagation* commercially, check whether that concerns you.
+    methods of the family *relevance propagation* commercially, check whether these patents affect you.
 
-`variant=release` is what the authors' released code computes; where it has slips, the default corrects them, and the
-note says how.
+`variant=release` computes what the authors' released code computes. Where that code has mistakes, the default corrects
+them, and the note says how.
 """
 
-# Methods that run the network again and again cost that much for each run: counted for few runs, and scaled up.
+# The cost of methods that run the network many times is counted for a few runs and scaled up.
 MANY_RUNS = {
     "integrated-gradients": "steps",
     "smoothgrad": "samples",
@@ -127,7 +126,7 @@ def yes(mark: bool) -> str:
 def glance() -> list[str]:
     """The table of properties."""
     lines = [
-        "| method | per class | signed | conserves | functions | cost, first class | each further |",
+        "| method | class-specific | signed | conserves | functions | cost, first class | each further |",
         "|---|:-:|:-:|:-:|:-:|--:|--:|",
     ]
     for m in METHODS.values():
@@ -142,7 +141,7 @@ def methods_page() -> str:
     for family in dict.fromkeys(m.family for m in METHODS.values()):
         lines += [
             f"\n## {family[0].upper()}{family[1:]}\n",
-            "| name | what it is | options | paper |",
+            "| name | description | options | paper |",
             "|---|---|---|---|",
         ]
         members = [m for m in METHODS.values() if m.family == family]
@@ -156,8 +155,8 @@ COMMANDS = """# The commands
 
 <!-- written by tools/write_docs.py from the command itself -->
 
-`classlens COMMAND --help` says the same. What goes wrong and can be mended is one line, and the exit code is 2;
-`classlens --debug COMMAND` shows where it happened.
+`classlens COMMAND --help` shows the same texts. An error that you can fix is one line, and the exit code is 2;
+`classlens --debug COMMAND` also shows the traceback.
 """
 
 

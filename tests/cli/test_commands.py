@@ -350,7 +350,7 @@ def test_a_folder_is_explained_picture_by_picture(run: Any, folder: Path) -> Non
     assert "images/s" in found.out
     assert {path.name for path in (folder / "out").iterdir()} == {"one", "two"}
     (folder / "empty").mkdir()
-    assert "no picture in empty" in run("explain", "empty", "--model", "tiny:net").error
+    assert "no images in empty" in run("explain", "empty", "--model", "tiny:net").error
 
 
 def test_a_name_that_is_no_utf8_is_shown_escaped(folder: Path, run: Any) -> None:

@@ -46,12 +46,12 @@ def test_from_data_to_maps(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_multilabel_needs_such_a_network(voc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = voc / "JPEGImages" / "val03.jpg"
     assert command("explain", picture, "--model", "squares:net", "--multilabel", "--device", "cpu") == 2
-    assert "squares:net is no multi-label network" in capsys.readouterr().err
+    assert "squares:net is not a multi-label network" in capsys.readouterr().err
 
 
 def test_hidden_layers_are_numbers(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("train", "multilabel", "--data", voc, "--out", tmp_path / "run", "--hidden", "many") == 2
-    assert "--hidden is written as 512" in capsys.readouterr().err
+    assert "--hidden must be written as 512" in capsys.readouterr().err
 
 
 def test_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

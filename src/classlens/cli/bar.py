@@ -3,8 +3,8 @@
     >>> with Bar() as bar:
     ...     report(model, data, "report.html", progress=bar)
 
-It is on stderr and appears after two seconds. Where stderr is no terminal it is a line at the end of each stage, and
-one now and then.
+It is on stderr and appears after two seconds. If stderr is not a terminal, it prints a line at the end of each stage
+and from time to time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _PATIENCE = 2.0  # seconds before the bar appears
-_QUIET = 30.0  # seconds between lines where there is no terminal
+_QUIET = 30.0  # seconds between lines without a terminal
 
 
 class Bar:
-    """A `classlens.progress.Progress` for people. A new stage begins when the count falls or its total changes."""
+    """A `classlens.progress.Progress` that draws a bar. A new stage starts when the count falls or the total changes."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -31,7 +31,7 @@ class Bar:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
         )  # fmt: skip
-        # stdout is left alone: results may be piped into a file while the bar is shown on the terminal.
+        # Not on stdout: results may be piped into a file while the bar is on the terminal.
         self._bar = Progress(
             *columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -49,7 +49,7 @@ class Bar:
         self._hide()
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
-        """Show how far a stage has come."""
+        """Show the progress of a stage."""
         now = time.monotonic()
         if done < self._done or total != self._total:
             self._bar.reset(self._task, total=total)
@@ -87,5 +87,5 @@ class Bar:
     def _hide(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()  # it may be starting the bar just now
+            self._timer.join()  # it may be about to start the bar
             self._bar.stop()

@@ -1,4 +1,4 @@
-"""The command `classlens`: its commands, and how it ends.
+"""The command `classlens`: its subcommands and exit codes.
 
 Each command reads options, calls the library and prints; nothing is computed here. torch and matplotlib take seconds to
 import, so each command imports what it needs.
@@ -32,16 +32,16 @@ _DEBUG = "CLASSLENS_DEBUG"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,  # main() says in one line what went wrong
+    pretty_exceptions_enable=False,  # main() prints errors as one line
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 1 a bug, 2 something the user can mend, 130 stopped with Ctrl-C."""
+    """Run the command and exit: 0 success, 1 a bug, 2 an error that the user can fix, 130 stopped with Ctrl-C."""
     avoid_amx()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be UTF-8: show it escaped
+        if isinstance(stream, io.TextIOWrapper):  # file names may not be UTF-8: show them escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         with onednn_errors():
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(_DEBUG):
             raise
-        complain(f"{type(error).__name__}: {error} (a bug? `classlens --debug ...` shows where it happened)")
+        complain(f"{type(error).__name__}: {error} (a bug? `classlens --debug ...` shows the traceback)")
         sys.exit(1)
 
 
@@ -93,21 +93,21 @@ app.command()(coverage)
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A network of the page; can be repeated.  [default: efficientnet-lite0]", show_default=False),
+        typer.Option(help="A network to offer; can be repeated.  [default: efficientnet-lite0]", show_default=False),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 opens the page to others.")
+        str, typer.Option(help="The address to listen on; 0.0.0.0 opens the page to other computers.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7860,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = 7860,
     device: Device = "auto",
 ) -> None:
-    """Show a page in the browser: drop a picture, click a class, see where it is found.
+    """Serve a web page: drop a picture, click a class, see where the network finds it.
 
         classlens serve
 
         classlens serve --model efficientnet-lite0 --model torchvision:resnet50 --port 8000
 
-    Nothing is fetched from elsewhere and no picture is kept. Ctrl-C stops it.
+    The page works offline and stores no pictures. Ctrl-C stops the server.
     """
     from classlens.app.server import serve as run
     from classlens.models.loading import pick_device
@@ -117,9 +117,9 @@ def serve(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where demo.png goes.")] = Path("out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for demo.png.")] = Path("out"),
 ) -> None:
-    """Explain two classes of one picture with the embedded network."""
+    """Explain two classes of one picture with the included network."""
     from classlens.demo import run
 
     run(out)

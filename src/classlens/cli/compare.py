@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture file.", show_default=False)],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.", show_default=False)],
     methods: Annotated[
-        str, typer.Option(help="Names with commas, or `all`; `classlens methods` lists them.")
+        str, typer.Option(help="Method names, separated by commas, or `all`; `classlens methods` lists them.")
     ] = "agf,agf-release,gradcam,fullgrad,lrp,clrp,integrated-gradients",
     classes: Classes = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 2]")
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes.  [default: 2]")
     ] = None,
     rather_than: RatherThan = None,
     model: ModelName = "efficientnet-lite0",
@@ -46,7 +46,7 @@ def compare(
     out: Annotated[Path, typer.Option(metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
     json: AsJson = False,
 ) -> None:
-    """Put several methods side by side: rows are classes, columns methods.
+    """Compare several methods side by side: rows are classes, columns are methods.
 
         classlens compare photo.jpg --class tabby --class espresso
 
@@ -54,8 +54,8 @@ def compare(
 
         classlens compare photo.jpg --class tabby --rather-than rivals
 
-    The table says how alike each method's maps of the classes are (their correlation): near 1, it shows the same
-    whatever is asked.
+    The table shows how similar each method's maps of the classes are (their correlation): near 1, the method shows the
+    same map for every class.
     """
     from classlens import render
     from classlens.comparison import Comparison, comparing
@@ -84,7 +84,7 @@ def compare(
 
 
 def _within(bar: Progress, number: int, total: int) -> Progress:
-    """The steps of a long method, shown beside its name: `rise 12/63`."""
+    """The steps of a long method, shown next to its name: `rise 12/63`."""
     return lambda label, done, steps: bar(f"{label} {done}/{steps}", number, total)
 
 
@@ -102,11 +102,11 @@ def _show_comparison(found: Comparison, out: Path) -> None:
     from classlens import render
     from classlens.comparison import ALIKE
 
-    table = Table("method", "s", "classes alike", "class", "evidence for it", box=None, pad_edge=False)
+    table = Table("method", "s", "similarity", "class", "evidence for it", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     for name, e in found.explanations.items():
         alike = found.likeness(name)
-        verdict = "" if alike is None else f"{alike:.2f}" + (" (not told apart)" if alike > ALIKE else "")
+        verdict = "" if alike is None else f"{alike:.2f}" + (" (same map)" if alike > ALIKE else "")
         for k, about in enumerate(render.describe(e)):
             lead = (escape(name), f"{e.report.seconds:.1f}", verdict) if k == 0 else ("", "", "")
             asked = " ".join(word for word in (about["name"], render.rival_text(e, 0, k)) if word)

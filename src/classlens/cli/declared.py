@@ -1,4 +1,4 @@
-"""What the methods say of themselves, read from their source: a list without the seconds that torch takes to import.
+"""The declarations of the methods, read from their source, to list them without importing torch.
 
 >>> declared()[0]["name"]
 'agf'
@@ -33,7 +33,7 @@ def _constants(module: ast.Module) -> dict[str, Any]:
 
 
 def _imported(module: ast.Module, modules: dict[Path, ast.Module]) -> dict[str, Any]:
-    """Constants that a module takes from another one of this package."""
+    """Constants that a module imports from another module of this package."""
     root = Path(__file__).parents[1]
     by_name = {".".join(("classlens", *file.relative_to(root).parts))[:-3]: m for file, m in modules.items()}
     return {

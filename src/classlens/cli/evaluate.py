@@ -23,34 +23,38 @@ def evaluate(
         list[str],
         typer.Option(
             metavar="DIR",
-            help="A data set; can be repeated. Its layout is recognised: a folder for each class (wnid), VOC, Oxford "
-            "pets, images/ + masks/, gtsegs_ijcv.mat; or say it: `pets:DIR`.",
+            help="A data set; can be repeated. The layout is detected: a folder for each class (wnid), VOC, Oxford "
+            "pets, images/ + masks/, gtsegs_ijcv.mat. To set it, write `pets:DIR`.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
-    methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,gradcam",
+    methods: Annotated[
+        str, typer.Option(help="Method names, separated by commas; `classlens methods` lists them.")
+    ] = "agf,gradcam",
     model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
-    weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
+    weights: Annotated[str, typer.Option(help="`default`, `none` (random weights), or a file.")] = "default",
     device: Device = "auto",
     frame: Annotated[
-        str, typer.Option(help="`model`: its own crop; `whole`: the picture squashed, as in the paper.")
+        str, typer.Option(help="`model`: the model's own crop; `whole`: the whole image, squeezed, as in the paper.")
     ] = "model",
-    split: Annotated[str, typer.Option(help="VOC: which list of pictures.")] = "val",
+    split: Annotated[str, typer.Option(help="VOC: the list of images.")] = "val",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use at most N pictures of each data set (a deterministic subset).")
+        int | None, typer.Option(min=1, help="Use at most N images of each data set (a deterministic subset).")
     ] = None,
     half: Annotated[
         str | None,
-        typer.Option(metavar="A|B", help="Half of the pictures, by their names' hash: choose on A, report on B."),
+        typer.Option(
+            metavar="A|B", help="Use half of the images, by the hash of their names: choose on A, report on B."
+        ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Also show paired differences (each other method − METHOD).")
+        str | None, typer.Option(metavar="METHOD", help="Also show paired differences (method − METHOD).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which pictures, and all that is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the choice of images and all random numbers.")] = 0,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Pictures at once.  [default: 4 on CPU, 32 on GPU]")
+        int | None, typer.Option(min=1, help="Images per batch.  [default: 4 on CPU, 32 on GPU]")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a worker.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per worker.")] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="ADDRESS|local", help="Run on Ray: an address, or `local`.")
     ] = None,
@@ -100,7 +104,7 @@ def _offers() -> frozenset[str]:
 
 
 def add_evaluate(app: typer.Typer) -> None:
-    """Put the command into an app; its other flags are those of the tests."""
+    """Add the command to an app; its other flags are those of the tests."""
     add_command(app, evaluate, _offers, everything=True)
 
 

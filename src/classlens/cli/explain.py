@@ -32,33 +32,35 @@ if TYPE_CHECKING:
 
 def explain(
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.", show_default=False)
+        list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images.", show_default=False)
     ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     classes: Classes = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Explain the K likeliest classes.  [default: 1]")
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes.  [default: 1]")
     ] = None,
     rather_than: RatherThan = None,
     multilabel: Annotated[
-        bool, typer.Option("--multilabel", help="Explain every class that a multi-label network finds.")
+        bool, typer.Option("--multilabel", help="Explain every class that a multi-label network predicts.")
     ] = False,
     threshold: Annotated[
-        float, typer.Option(min=0.001, max=0.999, help="With --multilabel: the probability from which a class counts.")
+        float,
+        typer.Option(min=0.001, max=0.999, help="With --multilabel: the minimum probability of a predicted class."),
     ] = 0.5,
     method: Annotated[
-        str, typer.Option(help="How; `classlens methods` lists them. Options go in brackets: `agf-release(without=A)`.")
+        str,
+        typer.Option(help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`."),
     ] = "agf",
     device: Device = "auto",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; each image gets a subfolder.")] = Path("out"),
     trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read pictures while the network computes.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read images while the network computes.")] = 2,
     json: AsJson = False,
 ) -> None:
     """Show where a network finds each class: overlays, a figure, the raw maps and a report.
 
-    Why did it say that, and where is the evidence for another class?
+    Why did the network predict this class, and where is the evidence for another one?
 
         classlens explain photo.jpg
 
@@ -71,7 +73,7 @@ def explain(
         classlens explain photo.jpg --model runs/voc --multilabel
 
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
-    segmentation.png, where each class has most evidence.
+    segmentation.png, the class with the most evidence at each pixel.
     """
     import classlens
     from classlens.data.images import ahead
@@ -79,13 +81,13 @@ def explain(
     images = _pictures(images)
     if multilabel and (classes or top or rather_than):
         raise typer.BadParameter(
-            "--multilabel finds the classes by itself; give it without --class, --top and --rather-than"
+            "--multilabel selects the classes itself; use it without --class, --top and --rather-than"
         )
     targets = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     loaded = load_model(model, weights, device)
     if multilabel and not loaded.multilabel:
         raise ModelError(
-            f"{model} is no multi-label network; train one with `classlens train multilabel`, or use --top"
+            f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
         )
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
@@ -100,7 +102,7 @@ def explain(
                 written = _save(explanation, folder, trace, multilabel)
             except (ImageError, TargetError) as error:
                 if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
-                    raise  # it would be said again of every image
+                    raise  # it would be repeated for every image
                 with bar.aside():
                     complain(str(error))
                 failed.append({"path": str(image), "error": str(error)})
@@ -114,20 +116,20 @@ def explain(
         about = {"classlens": version("classlens"), "model": model, "method": method, "images_per_second": speed}
         typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
     elif len(done) > 1:
-        typer.echo(f"{len(done)} images, {speed:.2f} images/s, pictures and files included")
+        typer.echo(f"{len(done)} images, {speed:.2f} images/s, including reading and writing files")
     if failed:
         raise typer.Exit(2)
 
 
 def _pictures(paths: Sequence[Path]) -> list[Path]:
-    """The files, and those in folders by name."""
+    """The files, and the files in folders, sorted by name."""
     from classlens.data.find import pictures_in
 
     found: list[Path] = []
     for path in paths:
         inside = sorted(pictures_in(path)) if path.is_dir() else [path]
         if not inside:
-            raise ImageError(f"there is no picture in {path}")
+            raise ImageError(f"there are no images in {path}")
         found += inside
     return found
 

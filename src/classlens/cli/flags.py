@@ -1,4 +1,4 @@
-"""Commands whose flags come from the evaluations: each field of a test's options is one.
+"""Commands whose flags come from the tests: each field of a test's options is a flag.
 
 >>> add_command(app, evaluate, offers=lambda: frozenset({"classes", "head"}))        # evaluate(test, ..., **options)
 """
@@ -19,14 +19,14 @@ _ALL = "all"
 
 
 def add_command(app: typer.Typer, function: Callable[..., None], offers: Offers, everything: bool = False) -> None:
-    """Add `function(test, ..., **options)` to an app, with the flags of all tests that an explainer can serve.
+    """Add `function(test, ..., **options)` to an app, with the flags of all tests that an explainer supports.
 
-    They are looked up when the command is run or asked for help: the tests import torch, and no other command is to
-    wait for that. `everything`: there is a test `all`.
+    The flags are looked up when the command runs or shows its help: the tests import torch, and other commands should
+    not wait for that. `everything`: there is also a test `all`.
     """
 
     class Completed(TyperCommand):
-        """Hands over to the command with all flags."""
+        """Passes the call to the command with all flags."""
 
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
             return _complete(function, offers(), everything).make_context(info_name, args, parent, **extra)
@@ -39,7 +39,7 @@ def add_command(app: typer.Typer, function: Callable[..., None], offers: Offers,
 
 @dataclass(frozen=True)
 class _Flag:
-    """A flag of one test, or of several that have it in common."""
+    """A flag of one test, or of several tests that share it."""
 
     name: str  # of the field
     kind: Any
@@ -49,7 +49,7 @@ class _Flag:
 
     @property
     def several(self) -> bool:
-        """Whether it takes several values, with commas between them."""
+        """Whether it takes several values, separated by commas."""
         return isinstance(self.default, tuple)
 
     @property
@@ -67,10 +67,10 @@ class _Flag:
         return inspect.Parameter(self.name, keyword, default=self.shown_default, annotation=annotation)
 
     def check(self, test: str, value: Any) -> None:
-        """Refuse a value for a test that would not look at it."""
+        """Refuse a value for a test that does not use it."""
         if test not in (*self.tests, _ALL) and value != self.shown_default:
             flag = f"--{self.name.replace('_', '-')}"
-            raise typer.BadParameter(f"{flag} is for {' and '.join(self.tests)}; leave it out of {test}")
+            raise typer.BadParameter(f"{flag} is for {' and '.join(self.tests)}; do not use it with {test}")
 
 
 def _flags(offers: frozenset[str] | None) -> dict[str, _Flag]:

@@ -15,10 +15,10 @@ from classlens.cli.options import Weights, load_model
 
 
 def models() -> None:
-    """List the networks that come along, and the other kinds of names that --model takes."""
+    """List the included networks, and the other kinds of names that --model accepts."""
     from classlens.models import KINDS, MODELS
 
-    table = Table("name", "what it is, and what to install for it", "input", box=None, pad_edge=False)
+    table = Table("name", "description, and what to install", "input", box=None, pad_edge=False)
     for name, info in (MODELS | KINDS).items():
         about = escape(info.description) + (f"\n[dim]{escape(info.install)}[/]" if info.install else "")
         table.add_row(escape(name), about, f"{info.size}×{info.size}" if info.size else "")
@@ -26,8 +26,8 @@ def models() -> None:
 
 
 def methods() -> None:
-    """List the explanation methods and what to expect of each."""
-    table = Table("name", "what it is", "per class", "signed", "conserves", box=None, pad_edge=False)
+    """List the explanation methods and their properties."""
+    table = Table("name", "description", "class-specific", "signed", "conserves", box=None, pad_edge=False)
     for entry in declared():
         about = f"{escape(entry['summary'])}\n[dim]{escape(entry['paper'])}[/]"
         marks = ("yes" if entry[mark] else "–" for mark in ("class_specific", "signed", "conserves"))
@@ -39,7 +39,7 @@ def ops(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The network; `classlens models` lists names.")],
     weights: Weights = "default",
 ) -> None:
-    """List the operations that a network uses, how often, and the rule each gets.
+    """List the operations of a network, how often each occurs, and the rule for each.
 
     classlens ops efficientnet-lite0
 
@@ -48,7 +48,7 @@ def ops(
     from classlens.core.rules import RULES
     from classlens.explanation import operations
 
-    table = Table("operation", "times", "rule", "what it does", box=None, pad_edge=False)
+    table = Table("operation", "count", "rule", "description", box=None, pad_edge=False)
     for op, times in operations(load_model(model, weights, "cpu")).items():
         rule = RULES.get(op)
         about = (rule.__doc__ or "").strip().splitlines()[0] if rule else "[red]none: relevance methods refuse it[/]"
@@ -58,12 +58,14 @@ def ops(
 
 def coverage(
     library: Annotated[str, typer.Option(help="`torchvision` (all classifiers) or `timm` (one of every family).")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Rows and table.md go here; the same command goes on.")],
-    only: Annotated[str, typer.Option(help="Only networks with this in their name.")] = "",
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for a network.")] = 180,
-    memory: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory for a network.")] = 12,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for rows and table.md; rerun the same command to resume.")
+    ],
+    only: Annotated[str, typer.Option(help="Only networks whose name contains this text.")] = "",
+    timeout: Annotated[float, typer.Option(min=1, help="Time limit per network, in seconds.")] = 180,
+    memory: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory limit per network.")] = 12,
 ) -> None:
-    """Try every classifier of a library: recorded, finite, conserved, batch = single, model untouched.
+    """Test every classifier of a library: recorded, finite, conserved, batch = single, model unchanged.
 
     classlens coverage --library torchvision --out coverage
     """

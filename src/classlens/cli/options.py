@@ -1,4 +1,4 @@
-"""Options that several commands have, and what becomes of them."""
+"""Options that several commands share, and how they are interpreted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Layout(StrEnum):
-    """How labelled data lie on disk."""
+    """The layout of labelled data on disk."""
 
     voc = "voc"
     csv = "csv"
@@ -21,7 +21,7 @@ class Layout(StrEnum):
 
 
 ModelName = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
-Weights = Annotated[str, typer.Option(help="`default` (the published ones), `none` (random ones), or a file.")]
+Weights = Annotated[str, typer.Option(help="`default` (the published weights), `none` (random weights), or a file.")]
 Classes = Annotated[
     list[str] | None, typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
 ]
@@ -29,17 +29,17 @@ RatherThan = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME|INDEX|rivals",
-        help="Evidence for the class rather than for this one; can be repeated; `rivals` are all other classes.",
+        help="Show evidence for the class rather than for this one; can be repeated; `rivals` means all other classes.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the fastest.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of the computation.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides everything that is drawn at random.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto picks the fastest.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed for all random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def load_model(model: str, weights: str, device: str) -> LoadedModel:
-    """What --model, --weights and --device ask for."""
+    """Load the model that --model, --weights and --device specify."""
     import classlens
     from classlens.models.loading import pick_device
 
@@ -47,7 +47,7 @@ def load_model(model: str, weights: str, device: str) -> LoadedModel:
 
 
 def targets_of(classes: list[str] | None, top: int | None, default: int) -> Targets:
-    """What --class or --top asks for, or the `default` likeliest classes."""
+    """The targets of --class or --top; otherwise the `default` most likely classes."""
     if classes and top:
         raise typer.BadParameter("give --class or --top, not both")
     import classlens
@@ -56,12 +56,12 @@ def targets_of(classes: list[str] | None, top: int | None, default: int) -> Targ
 
 
 def rivals_of(given: list[str] | None) -> list[str] | str | None:
-    """What --rather-than asks for: one rival, or `rivals`, as it is; several as a list."""
+    """The rivals of --rather-than: a single one, or `rivals`, as a string; several as a list."""
     return given[0] if given and len(given) == 1 else given
 
 
 def set_threads(threads: int | None) -> None:
-    """What --threads asks for."""
+    """Apply --threads."""
     if threads:
         import torch
 
@@ -69,5 +69,5 @@ def set_threads(threads: int | None) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever the text."""
+    """Print an error as one line on stderr."""
     typer.echo(f"error: {' '.join(text.split())}", err=True)

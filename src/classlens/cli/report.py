@@ -21,29 +21,29 @@ def report(
         str,
         typer.Option(
             metavar="DIR",
-            help="Pictures: a folder of them, a folder for each class, VOC, Oxford pets, images/ + masks/. "
-            "The layout is recognised; or say it: `pets:DIR`.",
+            help="A folder of images, a folder for each class, VOC, Oxford pets, images/ + masks/. "
+            "The layout is detected. To set it, write `pets:DIR`.",
         ),
     ],
     model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
     out: Annotated[Path, typer.Option(metavar="HTML", help="The page.")] = Path("report.html"),
-    weights: Annotated[str, typer.Option(help="`default`, `none` (random ones), or a file.")] = "default",
-    method: Annotated[str, typer.Option(help="How maps are made; `classlens methods` lists them.")] = "agf",
-    limit: Annotated[int, typer.Option(min=1, help="Pictures at most: a stable choice.")] = 200,
-    seed: Annotated[int, typer.Option(help="Decides which pictures, and all that is drawn at random.")] = 0,
-    top: Annotated[int, typer.Option(min=1, help="Entries of each section at most, up to 25.")] = 12,
+    weights: Annotated[str, typer.Option(help="`default`, `none` (random weights), or a file.")] = "default",
+    method: Annotated[str, typer.Option(help="The method; `classlens methods` lists them.")] = "agf",
+    limit: Annotated[int, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed for the choice of images and all random numbers.")] = 0,
+    top: Annotated[int, typer.Option(min=1, help="At most this many entries per section (up to 25).")] = 12,
     device: Device = "auto",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Pictures at once.  [default: 4 on CPU, 32 on GPU]")
+        int | None, typer.Option(min=1, help="Images per batch.  [default: 4 on CPU, 32 on GPU]")
     ] = None,
 ) -> None:
-    """Report on a model: where it finds its classes, what is odd about that, and what it confuses.
+    """Report on a model: where it finds its classes, which evidence looks odd, and which classes it confuses.
 
         classlens report --data photos/ --out report.html
 
         classlens report --data oxford-pets/ --model torchvision:resnet50 --limit 500
 
-    Writes one self-contained page. Masks and labels are used where the data have them.
+    Writes one self-contained page. Masks and labels are used if the data set has them.
     """
     from classlens.report import report as make
 

@@ -39,7 +39,7 @@ selfsup = typer.Typer(no_args_is_help=True, help="Explain networks that were tra
 
 
 class Mode(StrEnum):
-    """What the head reads."""
+    """The input of the head."""
 
     difference = "difference"
     sum = "sum"
@@ -47,14 +47,14 @@ class Mode(StrEnum):
 
 
 class Metric(StrEnum):
-    """What near means."""
+    """The distance metric."""
 
     euclidean = "euclidean"
     cosine = "cosine"
 
 
 class Reading(StrEnum):
-    """How Algorithm 2 is read."""
+    """The reading of Algorithm 2."""
 
     literal = "literal"
     image = "image"
@@ -62,13 +62,13 @@ class Reading(StrEnum):
 
 
 class Explained(StrEnum):
-    """Which class is explained."""
+    """The class to explain."""
 
     contrast = "contrast"
     predicted = "predicted"
 
 
-# Options that several commands have.
+# Options that several commands share.
 Head = Annotated[
     str | None,
     typer.Option(
@@ -78,50 +78,52 @@ Head = Annotated[
         show_default=False,
     ),
 ]
-Split = Annotated[str, typer.Option(help="VOC: which list of pictures.")]
-Near = Annotated[Metric, typer.Option("--metric", help="What near means.")]
+Split = Annotated[str, typer.Option(help="VOC: the list of images.")]
+Distance = Annotated[Metric, typer.Option("--metric", help="Distance metric for the nearest neighbour.")]
 Read = Annotated[
     Reading,
     typer.Option(
         "--reading",
-        help="`literal`: the head reads L_I - L_N. `image`: it does, but the evidence starts with L_I. `logits`: the "
+        help="`literal`: the head reads L_I - L_N. `image`: the same, but the evidence starts from L_I. `logits`: the "
         "logits are subtracted.",
     ),
 ]
 BankFolder = Annotated[
     Path,
-    typer.Option("--bank", metavar="BANK|DIR", help="What `classlens selfsup bank` made, or a folder of pictures."),
+    typer.Option("--bank", metavar="BANK|DIR", help="A bank made by `classlens selfsup bank`, or a folder of images."),
 ]
 
 
 @selfsup.callback()
 def _selfsup() -> None:
-    """Explain networks that were trained without labels: by what sets an image apart from its nearest neighbour."""
+    """Explain networks that were trained without labels: what distinguishes an image from its nearest neighbour."""
 
 
 @selfsup.command(no_args_is_help=True)
 def bank(
     images: Annotated[
-        str, typer.Argument(metavar="IMAGES", help="A folder of pictures, or a data set that `evaluate` knows.")
+        str, typer.Argument(metavar="IMAGES", help="A folder of images, or a data set that `evaluate` knows.")
     ],
-    out: Annotated[Path, typer.Option(metavar="BANK", help="The folder of the bank; the same command goes on there.")],
+    out: Annotated[
+        Path, typer.Option(metavar="BANK", help="The folder of the bank; rerun the same command to resume.")
+    ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     head: Head = None,
     split: Split = "val",
-    limit: Annotated[int | None, typer.Option(min=1, help="Pictures at most: a stable choice.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 8,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Compute the latents of many pictures once, to find nearest neighbours among.
+    """Compute the latents of many images once, for nearest-neighbour search.
 
         classlens selfsup bank pictures/ --out bank
 
         classlens selfsup bank pictures/ --model selfsup:scan --weights scan_imagenet_50.pth.tar --out bank
 
-    Stopped, even killed, the same command goes on where it was.
+    Rerun the same command to resume, even after a kill.
     """
     set_threads(threads)
     from classlens.selfsup import build_bank
@@ -133,7 +135,7 @@ def bank(
             progress=bar,
         )  # fmt: skip
     broken = len(made.rows) - len(made)
-    remark = f" ({broken} pictures could not be read)" if broken else ""
+    remark = f" ({broken} images could not be read)" if broken else ""
     typer.echo(f"{len(made)} latents of {made.latents.shape[1]} numbers, read by {made.head}{remark}")
     typer.echo(f"-> {out}")
 
@@ -144,34 +146,35 @@ def explain(
     bank: BankFolder,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
-    method: Annotated[str, typer.Option(help="How; `classlens methods` lists them.")] = "agf",
+    method: Annotated[str, typer.Option(help="The method; `classlens methods` lists them.")] = "agf",
     mode: Annotated[
-        Mode, typer.Option(help="The head reads the difference from the neighbour, the sum, or the image alone.")
+        Mode, typer.Option(help="The head reads the difference from the neighbour, the sum, or only the image.")
     ] = Mode.difference,
     classes: Annotated[
         list[str] | None,
         typer.Option(
             "--class", metavar="NAME|INDEX",
-            help="A class to explain; `predicted` is that of the image itself; `cosine` (without a head) the likeness "
-            "to the neighbour.  [default: the likeliest of the contrast]", show_default=False,
+            help="A class to explain; `predicted`: the class predicted for the image; `cosine` (without a head): the "
+            "similarity to the neighbour.  [default: the most likely class of the contrast]", show_default=False,
         ),
     ] = None,
     rather_than: RatherThan = None,
-    metric: Near = Metric.euclidean,
+    metric: Distance = Metric.euclidean,
     reading: Read = Reading.literal,
     head: Head = None,
     device: Device = "auto",
     threads: Threads = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Each image gets a folder in here.")] = Path("out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; each image gets a subfolder.")] = Path("out"),
     json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Show where a network finds what sets an image apart from its nearest neighbour.
+    """Show what distinguishes an image from its nearest neighbour.
 
         classlens selfsup explain photo.jpg --bank bank
 
         classlens selfsup explain photo.jpg --bank pictures/ --mode sum --method rap
 
-    Writes OUT/photo/neighbours.png (image, neighbour, map without and with it), overlays, maps.npz and report.json.
+    Writes OUT/photo/neighbours.png (image, neighbour, map without and with the neighbour), overlays, maps.npz and
+    report.json.
     """
     set_threads(threads)
     from classlens import selfsup as library
@@ -222,29 +225,33 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="BANK|DIR",
-            help="What `classlens selfsup bank` made, or a folder of pictures; `planted` needs none.",
+            help="A bank made by `classlens selfsup bank`, or a folder of images; `planted` needs none.",
         ),
     ] = None,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
-    methods: Annotated[str, typer.Option(help="Names with commas; `classlens methods` lists them.")] = "agf,rap",
-    modes: Annotated[str, typer.Option(help="difference, sum, none (commas).")] = "difference,sum,none",
+    methods: Annotated[
+        str, typer.Option(help="Method names, separated by commas; `classlens methods` lists them.")
+    ] = "agf,rap",
+    modes: Annotated[str, typer.Option(help="Modes, separated by commas.")] = "difference,sum,none",
     explain: Annotated[
         Explained,
-        typer.Option(help="`contrast`: the likeliest class of what the head reads. `predicted`: of the image itself."),
+        typer.Option(
+            help="`contrast`: the most likely class of the contrast. `predicted`: the class predicted for the image."
+        ),
     ] = Explained.contrast,
-    metric: Near = Metric.euclidean,
+    metric: Distance = Metric.euclidean,
     reading: Read = Reading.literal,
     head: Head = None,
     split: Split = "val",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N pictures (a deterministic subset).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 4,
     device: Device = "auto",
     threads: Threads = None,
     **options: Any,
 ) -> None:
-    """Measure whether maps are better with the neighbour: the paper's two tables, and a test with a known difference.
+    """Measure whether the neighbour improves maps: the paper's two tables, and a test with a known difference.
 
         classlens selfsup evaluate perturbation --data pictures/ --bank bank --out runs/ssl
 
@@ -252,8 +259,8 @@ def evaluate(
 
         classlens selfsup evaluate planted --data pictures/ --reading literal --out runs/planted
 
-    `planted` puts a disc of another picture into each; the neighbour is the picture as it was. Rerun the same command
-    to resume, even after a kill. Writes RUN/table.md, table.csv, rows and a manifest.
+    `planted` pastes a disc from another image into each image; the neighbour is the original image. Rerun the same
+    command to resume, even after a kill. Writes RUN/table.md, table.csv, rows and a manifest.
     """
     set_threads(threads)
     from classlens.methods import split_names

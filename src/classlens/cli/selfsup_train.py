@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Recipe(StrEnum):
-    """What is learned without labels."""
+    """The self-supervised task."""
 
     rotnet = "rotnet"
     sela = "sela"
@@ -30,7 +30,7 @@ class Recipe(StrEnum):
 
 
 class Network(StrEnum):
-    """The networks that can be trained here."""
+    """The networks that can be trained."""
 
     alexnet_96 = "alexnet-96"
     resnet_32 = "resnet-32"
@@ -41,7 +41,7 @@ def train(
         Recipe,
         typer.Argument(
             metavar="RECIPE",
-            help="`rotnet`: which way a picture was turned. `sela`: labels of its own, balanced by Sinkhorn-Knopp. "
+            help="`rotnet`: predict the rotation of an image. `sela`: its own labels, balanced by Sinkhorn-Knopp. "
             "`scan`: contrast of views, then clusters of nearest neighbours.",
         ),
     ],
@@ -49,27 +49,33 @@ def train(
         list[str],
         typer.Option(
             metavar="DIR",
-            help="Pictures, in any layout that `evaluate` knows; can be repeated. Labels are not trained on; where "
-            "folders are classes they measure the clusters.",
+            help="Images, in any layout that `evaluate` knows; can be repeated. Labels are not used for training; if "
+            "folders are classes, they are used to score the clusters.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
     network: Annotated[
-        Network | None, typer.Option(help="For 96 or 32 px.  [default: alexnet-96 for rotnet, else resnet-32]")
+        Network | None,
+        typer.Option(help="The network, for 96 or 32 px.  [default: alexnet-96 for rotnet, else resnet-32]"),
     ] = None,
     clusters: Annotated[
         int | None, typer.Option(min=2, help="Outputs of the head.  [default: 64 for sela, 10 for scan]")
     ] = None,
     epochs: Annotated[
-        str, typer.Option(metavar="N|N,N", help="Of scan for both steps, as `30,10`.  [default: 30; 30,10 for scan]")
+        str,
+        typer.Option(
+            metavar="N|N,N", help="Number of epochs; for scan of both steps, as `30,10`.  [default: 30; 30,10 for scan]"
+        ),
     ] = "",
     batch_size: Annotated[
-        int | None, typer.Option(min=2, help="Pictures of a step.  [default: 32 for rotnet, else 128]")
+        int | None, typer.Option(min=2, help="Images per batch.  [default: 32 for rotnet, else 128]")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of Adam, at the start.  [default: 1e-3; 1e-4 for scan's clusters]")
+        float | None, typer.Option(help="Initial learning rate of Adam.  [default: 1e-3; 1e-4 for scan's clusters]")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Training pictures at most: a stable choice.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use at most N training images (a deterministic subset).")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
@@ -80,8 +86,8 @@ def train(
 
         classlens selfsup train scan --data cifar10 --limit 10000 --out runs/scan
 
-    Stopped, even killed, the same command goes on where it was and ends with the same weights. Writes RUN/card.json
-    and model.safetensors, metrics.csv and metrics.png; RUN is a --model for every command.
+    Rerun the same command to resume, even after a kill; the final weights are the same. Writes RUN/card.json,
+    model.safetensors, metrics.csv and metrics.png. Every command accepts RUN as --model.
     """
     set_threads(threads)
     from classlens.models.loading import pick_device
@@ -113,52 +119,54 @@ def _say_trained(trained: Trained) -> None:
     )
     typer.echo(f"{len(trained.history)} epochs, loss {last.loss:.3f}; {scores}" if scores else f"loss {last.loss:.3f}")
     if trained.skipped:
-        typer.echo(f"{len(trained.skipped)} pictures left out, the first: {trained.skipped[0]}")
+        typer.echo(f"{len(trained.skipped)} images were skipped, the first: {trained.skipped[0]}")
     for name in ("card.json", "model.safetensors", "metrics.csv", "metrics.png"):
         typer.echo(f"-> {trained.folder / name}")
 
 
 def probe(
     model: Annotated[
-        str, typer.Option(help="The network: a folder of `selfsup train`, or any name that `load` takes.")
+        str, typer.Option(help="The network: a folder of `selfsup train`, or any name that `load` accepts.")
     ],
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Pictures with labels.")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Labelled images.")],
     out: Annotated[Path, typer.Option(metavar="PROBES", help="The folder of the probes.")],
     layout: Annotated[
         Layout,
         typer.Option(
             help="`voc`: JPEGImages, SegmentationClass, ImageSets. `csv`: labels.csv with image,labels[,split]. "
-            "`folders`: one for each class; in train/ and val/ if they are there."
+            "`folders`: one folder for each class; inside train/ and val/ if these exist."
         ),
     ] = Layout.voc,
     weights: Annotated[
-        str, typer.Option(help="`default`, `none` (random ones, to compare with), or a file.")
+        str, typer.Option(help="`default`, `none` (random weights, as a baseline), or a file.")
     ] = "default",
     stages: Annotated[
         str,
         typer.Option(
             metavar="NAME,NAME",
-            help="Modules to probe.  [default: each convolution; of a deep network the last map of each resolution]",
+            help="Modules to probe.  [default: each convolution; in a deep network the last map of each resolution]",
         ),
     ] = "",
-    pool: Annotated[int, typer.Option(min=1, help="A probe reads means over a grid of so many cells a side.")] = 1,
+    pool: Annotated[int, typer.Option(min=1, help="Average features over an N x N grid.")] = 1,
     masks: Annotated[
         str | None, typer.Option(metavar="DIR|none", help="Masks to score maps with.  [default: those of --data]")
     ] = None,
-    methods: Annotated[str, typer.Option(help="How to explain (commas); the first one is drawn.")] = "agf",
-    limit: Annotated[int | None, typer.Option(min=1, help="Pictures with masks at most: a stable choice.")] = None,
-    examples: Annotated[int, typer.Option(min=1, max=40, help="Pictures in the figure of maps.")] = 6,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas; the first is drawn.")] = "agf",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use at most N images with masks (a deterministic subset).")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, max=40, help="Images in the figure of maps.")] = 6,
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Train a linear classifier on each stage of a frozen network, and look through it.
+    """Train a linear probe on each stage of a frozen network, and explain it.
 
         classlens selfsup probe --model runs/rotnet --data VOCdevkit/VOC2012 --out runs/rotnet-probes
 
-    Says how much each stage knows of the labels (held-out pictures) and how well its maps lie on the objects. Features
-    are kept in PROBES, so stopped, the same command goes on. Writes probes.csv, segmentation.csv, layers.png, maps.png
-    and a file of weights for each probe.
+    Shows how well each stage predicts the labels of held-out images, and how well its maps lie on the objects. Features
+    are cached in PROBES; rerun the same command to resume. Writes probes.csv, segmentation.csv, layers.png, maps.png
+    and a weight file for each probe.
     """
     set_threads(threads)
     from classlens.files import write_text
@@ -189,7 +197,7 @@ def probe(
 
 
 def _masks(masks: str | None, probed: Probed) -> Dataset | None:
-    """The data set whose masks score the maps, if there is one."""
+    """The data set with the masks that maps are scored against, if there is one."""
     from classlens.evaluate import open_dataset
 
     if masks is not None:
@@ -221,5 +229,5 @@ def _say_probed(probed: Probed, scored: Sequence[Scored]) -> None:
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{option} is written as 30 or 30,10, not {text!r}")
+        raise typer.BadParameter(f"{option} must be written as 30 or 30,10, not {text!r}")
     return tuple(int(part) for part in parts)

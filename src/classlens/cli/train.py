@@ -14,12 +14,12 @@ from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
 if TYPE_CHECKING:
     from classlens.training import Trained
 
-train = typer.Typer(no_args_is_help=True, help="Train a classifier on data of your own.")
-data = typer.Typer(no_args_is_help=True, help="Make data sets.")
+train = typer.Typer(no_args_is_help=True, help="Train a classifier on your own data.")
+data = typer.Typer(no_args_is_help=True, help="Create data sets.")
 
 
 class Schedule(StrEnum):
-    """How the learning rate falls."""
+    """The schedule of the learning rate."""
 
     cosine = "cosine"
     step = "step"
@@ -27,54 +27,55 @@ class Schedule(StrEnum):
 
 @train.callback()
 def _train() -> None:
-    """Train a classifier on data of your own."""
+    """Train a classifier on your own data."""
 
 
 @train.command(no_args_is_help=True)
 def multilabel(
     folder: Annotated[Path, typer.Option("--data", metavar="DIR", help="The pictures.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; the same command goes on there.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
     layout: Annotated[
         Layout,
         typer.Option(
             help="`voc`: JPEGImages, SegmentationClass, ImageSets. `csv`: labels.csv with image,labels[,split], labels "
-            "with `;`. `folders`: one for each class, or `cat+dog`; in train/ and val/ if they are there."
+            "separated by `;`. `folders`: one folder per class, or `cat+dog`; inside train/ and val/ if these exist."
         ),
     ] = Layout.voc,
     backbone: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
     weights: Annotated[
-        str, typer.Option(help="Where it begins: `default`, `none`, or a file (that of the body is enough).")
+        str, typer.Option(help="Initial weights: `default`, `none`, or a file (the body alone is enough).")
     ] = "default",
     hidden: Annotated[
         str, typer.Option(metavar="N,N", help="Hidden layers of the head, as `512,512`.  [default: none]")
     ] = "",
     freeze: Annotated[
-        bool, typer.Option("--freeze", help="Train the head alone, on cached features: minutes on a CPU.")
+        bool, typer.Option("--freeze", help="Train only the head, on cached features: minutes on a CPU.")
     ] = False,
     flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Also train with mirror images.")] = True,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs at most.")] = 60,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures of a step.")] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs.")] = 60,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of Adam, at the start.  [default: 1e-4; 1e-3 for a frozen linear head]")
+        float | None,
+        typer.Option(help="Initial learning rate of Adam.  [default: 1e-4; 1e-3 for a frozen linear head]"),
     ] = None,
     weight_decay: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 5e-4,
-    schedule: Annotated[Schedule, typer.Option(help="`cosine` to 0, or `step`: a fifth every 20 epochs.")] = (
+    schedule: Annotated[Schedule, typer.Option(help="`cosine` to 0, or `step`: divide by 5 every 20 epochs.")] = (
         Schedule.cosine
     ),
-    patience: Annotated[int, typer.Option(min=1, help="Epochs without a better validation mAP before it stops.")] = 10,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after N epochs without a better validation mAP.")] = 10,
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Train a network that may find several classes in a picture, each with a probability of its own.
+    """Train a multi-label network, which predicts an independent probability for each class.
 
         classlens train multilabel --data VOCdevkit/VOC2012 --layout voc --freeze --out runs/voc
 
         classlens explain photo.jpg --model runs/voc --multilabel
 
-    The head of the backbone is found and replaced. With masks, a random crop has the labels of what it shows. Stopped,
-    even killed, the same command goes on where it was and ends with the same numbers. Writes RUN/card.json and
-    model.safetensors (the best epoch), metrics.csv and metrics.png; RUN is a --model for every command.
+    The head of the backbone is found and replaced. With masks, the labels of a random crop are the classes visible in
+    it. Rerun the same command to resume, even after a kill; the final numbers are the same. Writes RUN/card.json and
+    model.safetensors (the best epoch), metrics.csv and metrics.png. Every command accepts RUN as --model.
     """
     set_threads(threads)
     from classlens.models.loading import pick_device
@@ -102,7 +103,7 @@ def multilabel(
 def _sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"--hidden is written as 512 or 512,512, not {text!r}")
+        raise typer.BadParameter(f"--hidden must be written as 512 or 512,512, not {text!r}")
     return tuple(int(part) for part in parts)
 
 
@@ -119,17 +120,19 @@ def _say(trained: Trained) -> None:
 
 @data.callback()
 def _data() -> None:
-    """Make data sets."""
+    """Create data sets."""
 
 
 @data.command(no_args_is_help=True)
 def compose(
     pets: Annotated[Path, typer.Option("--data", metavar="DIR", help="Oxford-IIIT Pet: images, annotations/trimaps.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the scenes.")],
-    train_scenes: Annotated[int, typer.Option("--train", min=1, help="Scenes to train with.")] = 600,
-    val_scenes: Annotated[int, typer.Option("--val", min=1, help="Scenes to validate with, of other animals.")] = 150,
+    train_scenes: Annotated[int, typer.Option("--train", min=1, help="Number of training scenes.")] = 600,
+    val_scenes: Annotated[
+        int, typer.Option("--val", min=1, help="Number of validation scenes, with other animals.")
+    ] = 150,
     side: Annotated[int, typer.Option(min=64, max=1024, help="Height and width of a scene.")] = 320,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every scene.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the scenes.")] = 0,
 ) -> None:
     """Paste two animals of different breeds into one scene, with a mask for each: class-specific ground truth.
 
@@ -139,7 +142,7 @@ def compose(
 
         classlens evaluate segmentation --data two-pets --model runs/two-pets --out runs/two-pets-seg
 
-    The animals differ in scale and may overlap; who is in front hides the other. The folder is laid out as VOC, with
+    The animals differ in scale and may overlap; the one in front covers the other. The folder has the VOC layout, with
     the breeds in labels.txt. The same seed gives the same files.
     """
     from classlens.data.scenes import compose_scenes
