@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+import classlens
 from classlens.errors import MethodError
 from classlens.methods import METHODS, check_options, method_names, resolve, split_names
 from classlens.methods.registry import Balance, is_release, of_colours, total
+from classlens.progress import reporting
+from networks import build, pictures
 
 CAM = {"gradcam", "layercam", "finer-cam"}
 AGF = {"agf", "agf-paper", "agf-release"}
@@ -122,3 +125,19 @@ def test_maps_are_sums_over_colours() -> None:
     result = of_colours(shares)
     assert torch.equal(result.maps, shares.sum(2).transpose(0, 1))
     assert torch.equal(result.colours, shares.transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        ("rise(n_masks=17)", 3), ("meaningful-perturbation(steps=3)", 12), ("integrated-gradients(steps=6)", 2),
+        ("smoothgrad(samples=5)", 5), ("gradient-shap(samples=3)", 3), ("deeplift-shap(baselines=zero+dark)", 2),
+        ("integrated-gradients(variant=release)", 101),
+    ],
+)  # fmt: skip
+def test_long_methods_report_their_steps_under_their_name(method: str, steps: int) -> None:
+    """Of two images and two classes: masks in eights, masks to learn one by one, paths in runs of eight images."""
+    seen: list[tuple[str, int, int]] = []
+    with reporting(lambda label, done, total: seen.append((label, done, total))):
+        classlens.explain(build("plain"), pictures(2, (16, 16)), [[0, 1], [2, 3]], method)
+    assert seen == [(method.partition("(")[0], done, steps) for done in range(steps + 1)]
