@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,9 +8,10 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods.cam import apart_from_similar, spatial_cuts
+from classlens.methods.cam import apart_from_similar, feature_map, spatial_cuts
 from goldens import distance, load, stored, targets
 from networks import build, pictures
+from steps import Does
 
 TARGETS = [[1, 4], [0, 2]]
 
@@ -175,11 +178,133 @@ def test_channels_last_maps_are_read_as_such(size: tuple[int, int]) -> None:
     assert classlens.explain(model, x, 1, "gradcam").maps.shape == (2, 1, *size)
 
 
+def read_last(do: Callable[[Tensor], Tensor], size: tuple[int, int], batch: int = 2) -> Tensor | None:
+    """What a function gives at the end, read as a feature map."""
+    tape = record(Does(do).eval(), pictures(batch, size))
+    found = feature_map(tape, tape.output)
+    return None if found is None else found.as_map(tape.output.tensor)
+
+
+@pytest.mark.parametrize(
+    ("do", "size", "shape"),
+    [
+        (lambda x: x[:, :, ::4, ::4], (32, 64), (2, 3, 8, 16)),
+        (lambda x: x[:, :, ::4, ::4].permute(0, 2, 3, 1), (32, 64), (2, 3, 8, 16)),
+        (lambda x: x[:, :, ::4, ::4].permute(0, 2, 3, 1), (64, 32), (2, 3, 16, 8)),
+        (lambda x: x[:, :1, ::4, ::4].expand(-1, 8, -1, -1), (32, 32), (2, 8, 8, 8)),  # could be either: first
+        (lambda x: x[:, :, :1, :1], (32, 32), None), (lambda x: x[:, :, :1, :2], (32, 32), (2, 3, 1, 2)),
+        (lambda x: x[:, :, :1, :1].permute(0, 2, 3, 1), (32, 32), None),
+        (lambda x: x.mean((2, 3)), (32, 32), None), (lambda x: x[..., None], (8, 8), None),
+    ],
+)  # fmt: skip
+def test_where_a_values_places_are(do: Callable[[Tensor], Tensor], size: tuple[int, int], shape: object) -> None:
+    found = read_last(do, size)
+    assert (None if found is None else tuple(found.shape)) == shape
+    if found is not None and shape == (2, 3, 8, 16):
+        assert torch.equal(found, pictures(2, size)[:, :, ::4, ::4])
+
+
+WEIGHT = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 16, 17])
+def test_tokens_are_read_on_the_grid_of_the_patches(extra: int) -> None:
+    """A convolution with as many channels gave the grid; at most 16 tokens stand beside it, in front."""
+
+    def tokens(x: Tensor) -> Tensor:
+        patches = F.conv2d(F.conv2d(x, WEIGHT[:4, :, :4, :4], stride=4).sum(1, keepdim=True) + x[..., ::4, ::4],
+                           WEIGHT[:, :, :2, :2], stride=2)  # fmt: skip
+        flat = patches.flatten(2).mT
+        return torch.cat([torch.ones(2, extra, 5), flat], 1) if extra >= 0 else flat[:, 1:]
+
+    found = read_last(tokens, (24, 40))
+    if extra in (-1, 17):
+        assert found is None
+        return
+    tape = record(Does(tokens).eval(), pictures(2, (24, 40)))
+    patches = [n.outputs[0].tensor for n in tape.nodes if n.op == "conv2d"][-1]
+    assert patches.shape == (2, 5, 3, 5)
+    assert torch.equal(found, patches)
+
+
+def test_a_grid_of_one_place_is_none() -> None:
+    def squeezed(x: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, WEIGHT, stride=8), torch.ones(5, 5, 3, 5)).flatten(2).mT
+
+    assert read_last(squeezed, (24, 40)) is None
+
+
+def test_nothing_to_see_is_no_reason_to_look_elsewhere() -> None:
+    """A class without any gradient: the deepest map all the same, and 0 on it."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                          nn.Flatten(), nn.Linear(5, 3)).eval()  # fmt: skip
+    nn.init.zeros_(model[6].weight[1:2])
+    found = classlens.explain(model, pictures(), 1, "gradcam").maps
+    assert torch.equal(found, torch.zeros_like(found))
+
+
+class OnlyTheToken(nn.Module):
+    """Nothing but the class token is ever read: no place has a gradient anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token, self.fc = nn.Conv2d(3, 6, 8, 8), nn.Parameter(torch.randn(1, 1, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).mT], 1)
+        return self.fc(x.relu()[:, 0] + 0 * x.mean(1))
+
+
+def test_where_no_place_has_a_gradient_the_map_is_0() -> None:
+    found = classlens.explain(OnlyTheToken().eval(), pictures(), 1, "gradcam").maps
+    assert torch.equal(found, torch.zeros_like(found))
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(MethodError, match="shallower=-1 is not possible; give a whole number from 0"):
+        classlens.explain(build("plain"), pictures(), 1, "gradcam(shallower=-1)")
+    with pytest.raises(MethodError, match="similar=0 is not possible with 7 classes; give 1 to 6"):
+        classlens.explain(build("plain"), pictures(), 1, "finer-cam(similar=0)")
+    one = apart_from_similar(torch.tensor([[5.0, 1.0, 4.0, 3.0]]), torch.tensor([[0]]), 0.5, 1)
+    assert torch.equal(one[0, 0], torch.tensor([1.0, 0.0, -0.5, 0.0]))
+
+
+def test_finer_cams_paper_takes_three_classes_and_six_tenths() -> None:
+    model, x = build("plain"), pictures()
+    ours = classlens.explain(model, x, TARGETS, "finer-cam").maps
+    assert torch.equal(ours, classlens.explain(model, x, TARGETS, "finer-cam(alpha=0.6, similar=3)").maps)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.ModuleDict({f"block{i}": nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()) for i in range(4)})
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.stage.values():
+            x = block(x)
+        return self.head(x * 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("stages", "layer 'stages'; did you mean stage"),  # a part of a name that holds layers
+        ("stage.block9", r"did you mean stage.block\d or stage.block\d or stage.block\d\?$"),  # three at most
+        ("stage.block2.7", r"did you mean stage.block2.\d or"), ("qqq", "layer 'qqq'$"), ("hea", "did you mean head"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_layer_brings_names_that_are_near(layer: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        classlens.explain(Nested().eval(), pictures(), 1, "gradcam", layer=layer)
+
+
 def test_transformers_are_read_before_their_last_attention() -> None:
     model, x = Tokens().eval().double(), pictures().double()
     found = classlens.explain(model, x, 3, "gradcam").maps
     cuts = spatial_cuts(record(model, x))
-    assert [cut.extra_tokens for cut in cuts[:3]] == [1, 1, 1]
+    assert [tuple(cut.as_map(cut.value.tensor).shape) for cut in cuts[:3]] == [(2, 12, 4, 4)] * 3
     chosen = cuts[2].value.tensor  # the stream between the two attentions
     leaf = chosen.clone().requires_grad_()
     q, k, v = model.qkv(leaf).chunk(3, -1)

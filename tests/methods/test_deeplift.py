@@ -139,6 +139,8 @@ def halves(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 W = torch.tensor([[1.0, -2.0], [3.0, 0.5]]).double()
+PLACES = torch.tensor([[[[0.1, -0.3], [0.4, 0.2]]]]).double()  # (1,1,2,2): two places to read a picture at
+PICTURE = torch.tensor([[[[1.0, 5.0, -2.0], [0.5, -3.0, 4.0], [2.0, 1.0, 7.0]]]]).double()
 EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "add": lambda t: torch.add(*halves(t)), "sub": lambda t: torch.sub(*halves(t)),
     "mul": lambda t: torch.mul(*halves(t)), "matmul": lambda t: halves(t)[0] @ halves(t)[1].mT,
@@ -157,6 +159,8 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "adaptive_max_pool2d": lambda t: F.adaptive_max_pool2d(t.reshape(1, 1, 2, 2), 1).flatten(1),
     "max_pool3d": lambda t: F.max_pool3d(t.reshape(1, 1, 1, 2, 2), (1, 2, 1)).flatten(1),
     "adaptive_max_pool3d": lambda t: F.adaptive_max_pool3d(t.reshape(1, 1, 1, 2, 2), 1).flatten(1),
+    "grid_sample": lambda t: F.grid_sample(t.reshape(1, 1, 2, 2), PLACES, align_corners=False).flatten(1),
+    "live indices": lambda t: t.gather(1, (t > -9).long()[:, :2]),
     "indices": lambda t: F.max_pool1d(t[None], 2, return_indices=True)[0][0],
 }  # fmt: skip
 
@@ -175,7 +179,9 @@ def test_what_can_be_settled_exactly_is_not_integrated(name: str, monkeypatch: p
     [
         lambda t: t.softmax(1)[:, :1], lambda t: (t[:, :2].abs() + 1) ** t[:, 2:], lambda t: t[:, :2] / (9 + t[:, 2:]),
         lambda t: 7 / (9 + t), lambda t: F.batch_norm(t[None], None, None, training=True)[0, :, 1:],
-        lambda t: F.layer_norm(t, (4,))[:, 1:],
+        lambda t: F.layer_norm(t, (4,))[:, 1:], lambda t: torch.div(PICTURE[0, 0, :1, :1], 9 + t),
+        lambda t: F.grid_sample(PICTURE, 0.3 + 0.05 * t.reshape(1, 1, 2, 2), align_corners=False).flatten(1),
+        lambda t: torch.einsum("bi,bi,bi->bi", t, t + 1, 2 * t),
     ],
 )  # fmt: skip
 def test_the_rest_is_the_mean_jacobian(function: Callable[[Tensor], Tensor]) -> None:
@@ -219,13 +225,19 @@ def test_an_output_that_cannot_be_followed_is_refused() -> None:
         classlens.explain(Second().eval(), pictures(), 1, "deeplift-shap")
 
 
-def test_nearly_equal_inputs_keep_their_digits() -> None:
+@pytest.mark.parametrize("step", [3e-7, 3e-5])
+def test_nearly_equal_inputs_keep_their_digits(step: float) -> None:
     x0 = torch.linspace(-3, 3, 50)[None]
-    x = x0 * (1 + 3e-7 * torch.arange(50))
+    x = x0 * (1 + step * torch.arange(50))
     found = two_records(F.silu, x, x0)
     leaf = ((x + x0) / 2).double().requires_grad_()
     (expected,) = torch.autograd.grad(F.silu(leaf).sum(), leaf)
     assert (found - expected).abs().max() < 1e-6
+
+
+def test_equal_inputs_have_their_derivative() -> None:
+    x = torch.tensor([[0.0, 2.0]]).double()
+    assert torch.allclose(two_records(torch.exp, x, x), x.exp())
 
 
 def test_maximum_by_hand() -> None:

@@ -52,3 +52,31 @@ def test_map_by_hand() -> None:
 def test_spreading_is_per_image() -> None:
     t = torch.tensor([[[1.0, -3.0], [10.0, 20.0]]])
     assert torch.equal(spread(t), torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]))
+
+
+def test_maps_are_as_large_as_the_picture_and_norms_of_a_batch_have_no_bias() -> None:
+    """BatchNorm with statistics of its own batch has none that is known; its input's gradient says the rest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(4, 5),
+    ).eval()  # fmt: skip
+    found = classlens.explain(model, pictures(2, (16, 24)), 1, "fullgrad").maps
+    assert found.shape == (2, 1, 16, 24)
+    assert torch.isfinite(found).all()
+
+
+def test_a_norm_that_stands_alone_counts_as_a_bias() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.norm(x + self.conv(x).relu()).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Alone().double().eval()
+    nn.init.normal_(model.norm.running_mean)
+    nn.init.normal_(model.norm.bias)
+    assert classlens.explain(model, pictures(2, (16, 24)).double(), 1, "fullgrad").report.conservation.max() < 1e-10

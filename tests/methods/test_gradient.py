@@ -6,7 +6,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods import Case
+from classlens.methods import METHODS, Case
 from classlens.methods.gradient import released_path, smoothed
 from classlens.methods.inputs import baseline, baselines, gaussian_blur
 from goldens import distance, load, targets
@@ -233,3 +233,35 @@ def test_gaussian_blur_against_its_definition() -> None:
 def test_impossible_options_are_refused(method: str, message: str) -> None:
     with pytest.raises(MethodError, match=message):
         classlens.explain(build("plain"), pictures(), 1, method)
+
+
+class Counts(nn.Module):
+    """A network that writes down how many images go through it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.seen = build("plain"), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return self.body(x)
+
+
+@pytest.mark.parametrize("method", ["integrated-gradients(steps=7)", "smoothgrad(samples=7)"])
+@pytest.mark.parametrize(("images", "at_once"), [(1, 8), (3, 6), (9, 9)])
+def test_at_most_eight_images_go_through_the_network_at_once(method: str, images: int, at_once: int) -> None:
+    """So that memory does not grow with the steps: together, or image after image where there are more."""
+    model = Counts().eval()
+    x = pictures(images, (16, 16))
+    classlens.explain(model, x, 1, method)  # the first call also checks the record
+    model.seen.clear()
+    classlens.explain(model, x, 1, method)
+    assert max(model.seen) == min(at_once, 7 * images)
+
+
+def test_a_tape_that_serves_others_too_is_left_whole() -> None:
+    model, x = build("plain"), pictures()
+    tape = record(model, x)
+    case = Case(model, x, tape, torch.tensor([[1], [2]]), once=False)
+    first, second = (METHODS["gradient"].run(case).maps for _ in range(2))
+    assert torch.equal(first, second)

@@ -1,11 +1,16 @@
 """What the registry says of each method, how it reads names and options, and the balance of a sweep."""
 
+import inspect
+
 import pytest
 import torch
 
+import classlens
 from classlens.errors import MethodError
 from classlens.methods import METHODS, check_options, method_names, resolve, split_names
 from classlens.methods.registry import Balance, is_release, of_colours, total
+from classlens.progress import reporting
+from networks import build, pictures
 
 CAM = {"gradcam", "layercam", "finer-cam"}
 AGF = {"agf", "agf-paper", "agf-release"}
@@ -36,9 +41,49 @@ def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:
     assert {name for name, method in METHODS.items() if getattr(method, says)} == of
 
 
-def test_options_are_those_of_the_function() -> None:
-    assert METHODS["rise"].options == ("n_masks", "cells", "keep", "seed")
-    assert METHODS["excitation-bp"].options == ()
+VARIANT = {"variant": "default"}
+TERMS = {"without": (), "only": None}
+BASELINES = "zero+dark+blur+noise"
+LAYER = {"layer": None, "shallower": 0}
+# What users get who ask for a name alone: the papers' numbers, where these say any.
+DEFAULTS = {
+    "agf": TERMS | {"residual": None}, "agf-paper": TERMS, "agf-release": TERMS | {"residual": None},
+    "gradcam": LAYER | VARIANT, "layercam": LAYER, "finer-cam": {"alpha": 0.6, "similar": 3} | LAYER,
+    "random": {"cells": None, "seed": 0}, "centre": {"sigma": 0.25}, "sobel": {}, "gradient": {},
+    "gradient-x-input": {}, "fullgrad": VARIANT,
+    "integrated-gradients": {"steps": 50, "baseline": "zero", "seed": 0} | VARIANT,
+    "gradient-shap": {"samples": 20, "baselines": BASELINES, "noise": 0.0, "seed": 0},
+    "smoothgrad": {"samples": 50, "noise": 0.15, "seed": 0} | VARIANT,
+    "deeplift-shap": {"baselines": BASELINES, "seed": 0},
+    "rise": {"n_masks": 2000, "cells": 7, "keep": 0.5, "seed": 0},
+    "meaningful-perturbation":
+        {"steps": 300, "rate": 0.1, "area": 1e-4, "variation": 1e-2, "cell": 8, "jitter": 4, "seed": 0},
+    "lrp": VARIANT, "lrp-ab": VARIANT, "lrp-epsilon-plus-flat": {}, "lrp-epsilon-gamma-box": {"gamma": 0.25},
+    "clrp": VARIANT, "sglrp": VARIANT, "rap": VARIANT, "excitation-bp": {}, "contrastive-excitation-bp": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_options_and_what_they_are_if_nobody_says(name: str) -> None:
+    parameters = list(inspect.signature(METHODS[name].run).parameters.values())[1:]
+    assert {p.name: p.default for p in parameters} == DEFAULTS[name]
+    assert METHODS[name].options == tuple(DEFAULTS[name])
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("integrated-gradients(steps={})", "steps"), ("smoothgrad(samples={})", "samples"),
+        ("gradient-shap(samples={})", "samples"), ("rise(cells=2, n_masks={})", "n_masks"),
+        ("rise(n_masks=2, cells={})", "cells"), ("meaningful-perturbation(cell=4, jitter=0, steps={})", "steps"),
+        ("meaningful-perturbation(steps=1, cell={})", "cell"),
+    ],
+)  # fmt: skip
+def test_one_is_enough_and_none_is_refused(method: str, option: str) -> None:
+    model, x = build("plain"), pictures(1, (16, 16))
+    assert torch.isfinite(classlens.explain(model, x, 1, method.format(1)).maps).all()
+    with pytest.raises(MethodError, match=f"{option}=0 is not possible; give a whole number from 1"):
+        classlens.explain(model, x, 1, method.format(0))
 
 
 @pytest.mark.parametrize(
@@ -122,3 +167,19 @@ def test_maps_are_sums_over_colours() -> None:
     result = of_colours(shares)
     assert torch.equal(result.maps, shares.sum(2).transpose(0, 1))
     assert torch.equal(result.colours, shares.transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        ("rise(n_masks=17)", 3), ("meaningful-perturbation(steps=3)", 12), ("integrated-gradients(steps=6)", 2),
+        ("smoothgrad(samples=5)", 5), ("gradient-shap(samples=3)", 3), ("deeplift-shap(baselines=zero+dark)", 2),
+        ("integrated-gradients(variant=release)", 101),
+    ],
+)  # fmt: skip
+def test_long_methods_report_their_steps_under_their_name(method: str, steps: int) -> None:
+    """Of two images and two classes: masks in eights, masks to learn one by one, paths in runs of eight images."""
+    seen: list[tuple[str, int, int]] = []
+    with reporting(lambda label, done, total: seen.append((label, done, total))):
+        classlens.explain(build("plain"), pictures(2, (16, 16)), [[0, 1], [2, 3]], method)
+    assert seen == [(method.partition("(")[0], done, steps) for done in range(steps + 1)]

@@ -251,7 +251,7 @@ def _assigned_before(target: ast.expr, node: ast.Assign, parents: tuple[ast.AST,
 
 
 def _calls(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterator[Change]:
-    if not isinstance(node, ast.Call):
+    if not isinstance(node, ast.Call) or ast.unparse(node.func).endswith("lru_cache"):
         return
     for i, keyword in enumerate(node.keywords):
         if keyword.arg and keyword.arg not in SAME_WITHOUT and not _describes((keyword,)):

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from faults import Mutant
 from fork import forked
-from where import PACKAGE, REACH, ROOT, own_tests, source_files, test_files, version
+from where import PACKAGE, REACH, ROOT, TABLES, own_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
-SECONDS, OTHERS = 15.0, 150  # for one fault: tests that take this long together, so many of other files than its own
+SECONDS, OTHERS = 20.0, 400  # for one fault: tests that take this long together, so many of other files than its own
 
 
 def measured() -> Reach:
@@ -117,8 +117,10 @@ def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
     first, last = mutant.lines
     at = set(range(first, last + 1))
     reaching = [test for test, reached in reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
-    if mutant.on_import:  # any test of the file may notice
-        reaching = [test for test, reached in reach.items() if mutant.file in reached["lines"]]
+    if mutant.on_import:  # any test of the file may notice, and those of the tables that modules write into
+        reaching = [
+            test for test, reached in reach.items() if mutant.file in reached["lines"] or file_of(test) in TABLES
+        ]
     turns: dict[str, int] = {}
     ordered = []
     for test in sorted(reaching, key=lambda test: (reach[test]["seconds"], test)):

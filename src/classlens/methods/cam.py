@@ -29,7 +29,6 @@ class FeatureMap:
     value: Value
     as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, h, w)
     above: int  # weight layers between it and the logits
-    extra_tokens: int = 0  # tokens that stand for no place
 
 
 # ------------------------------------------------------------------------------------------------ choosing the layer
@@ -43,8 +42,6 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
     """
     cuts, frontier, above = [], {tape.output}, 0
     for node in reversed(tape.nodes):
-        if frontier.isdisjoint(node.outputs):
-            continue
         frontier.difference_update(node.outputs)
         frontier.update(node.inputs)
         above += node.op in LINEAR_OPS
@@ -67,7 +64,7 @@ def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
         for height, width in _grids(tape, shape[2]):
             extra = shape[1] - height * width
             if 0 <= extra <= _MOST_EXTRA_TOKENS:
-                return FeatureMap(value, _tokens(extra, height, width), above, extra)
+                return FeatureMap(value, _tokens(extra, height, width), above)
     return None
 
 

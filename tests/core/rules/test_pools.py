@@ -13,7 +13,7 @@ POOLS = [
     nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, dilation=2, ceil_mode=True), nn.MaxPool2d(2, 3, 1, dilation=(2, 1)),
     nn.MaxPool2d((2, 3), 2, (0, 1), dilation=(3, 2), ceil_mode=True), nn.MaxPool2d(3, 1, 1, dilation=(1, 2)),
     nn.MaxPool2d(3, 3, (1, 0)), nn.MaxPool2d(2, 3, 1, dilation=2, ceil_mode=True),
-    nn.MaxPool2d((2, 1), 4, (1, 0), dilation=(2, 1), ceil_mode=True), nn.MaxPool2d(2, 2, dilation=(1, 2)),
+    nn.MaxPool2d((2, 1), 4, (1, 0), dilation=(2, 1), ceil_mode=True), nn.MaxPool2d(2, 2, 0, (1, 2), ceil_mode=True),
     nn.MaxPool2d((1, 2), 5, (0, 1), dilation=(1, 3), ceil_mode=True), nn.MaxPool2d(3, 4, 1, dilation=2, ceil_mode=True),
     nn.MaxPool2d(2, 5, 1, dilation=2, ceil_mode=True),  # the last window would begin outside
 ]  # fmt: skip

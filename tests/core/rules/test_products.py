@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from classlens.core.capture import Value
+from classlens.core.rules.products import looks_like_gate
+from classlens.errors import UnsupportedOp
 from steps import back
 
 W, C = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-1.0, 4.0]]).double(), torch.tensor([5.0, -6.0]).double()
@@ -60,3 +63,90 @@ def test_factors_broadcast_over_each_other_get_shares_of_their_own_shape(squash:
     rows, columns = r.sum(2), r.sum(1)
     plain = squash(X) is X
     assert torch.allclose(found, (rows + columns) / 2 if plain else rows)
+
+
+# ------------------------------------------------------------------------------------- values that can be told apart
+
+TWO = torch.tensor([[[[2.0, -3.0]], [[-1.0, 4.0]]]])  # (1,2,1,2): two channels of two places
+ONE = torch.tensor([[[[5.0, 7.0]]]])
+
+
+@pytest.mark.parametrize(
+    ("values", "gate"),
+    [([0.0, 1.0], True), ([0.2, 0.9], True), ([-0.1, 0.5], False), ([0.5, 1.1], False), ([0.0, 1.5], False)],
+)
+def test_a_gate_lies_within_0_and_1(values: list[float], gate: bool) -> None:
+    tensor = torch.tensor(values)
+    assert looks_like_gate(Value(tensor, None, tensor.shape)) is gate
+
+
+def test_the_signal_gets_all_wherever_it_stands() -> None:
+    """Of sigmoid(first channel) and the second channel, the second gets everything, in either order."""
+    expected = torch.cat([torch.zeros_like(ONE), ONE], 1)
+    for do in (
+        lambda x: torch.sigmoid(x[:, :1]) * x[:, 1:],
+        lambda x: x[:, 1:] * torch.sigmoid(x[:, :1]),
+        lambda x: x[:, 1:] * torch.sigmoid(x[:, :1].mean(3, keepdim=True)),
+        lambda x: x[:, :1].mean(3, keepdim=True) * x[:, 1:],  # broadcast: a gate, whatever its values
+    ):
+        assert torch.allclose(back(do, TWO, ONE), expected)
+
+
+def test_equal_factors_get_half_each() -> None:
+    half = torch.cat([ONE, ONE], 1) / 2
+    assert torch.allclose(back(lambda x: x[:, :1] * x[:, 1:], TWO, ONE), half)
+    assert torch.allclose(back(lambda x: torch.sigmoid(x[:, :1]) * torch.sigmoid(x[:, 1:]), TWO, ONE), half)
+
+
+def test_the_numerator_gets_all() -> None:
+    assert torch.equal(back(lambda x: x[:, :1] / x[:, 1:], TWO, ONE), torch.cat([ONE, torch.zeros_like(ONE)], 1))
+    with pytest.raises(UnsupportedOp, match="a constant divided by a live value"):
+        back(lambda x: torch.div(torch.ones(1, 2, 1, 2), x), TWO, torch.cat([ONE, ONE], 1))
+
+
+MIX = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
+ADDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "addcmul": (lambda x: torch.addcmul(x[0, 0], MIX, x[0, 1] * 1), lambda x: MIX * x[0, 1]),
+    "addcmul with a value": (lambda x: torch.addcmul(x[0, 0], MIX, x[0, 1] * 1, value=3), lambda x: 3 * MIX * x[0, 1]),
+    "addmm": (lambda x: torch.addmm(x[0, 0], x[0, 1] * 1, MIX), lambda x: x[0, 1] @ MIX),
+    "addmm with factors": (
+        lambda x: torch.addmm(x[0, 0], x[0, 1] * 1, MIX, beta=2, alpha=3),
+        lambda x: 3 * x[0, 1] @ MIX,
+    ),
+    "baddbmm": (lambda x: torch.baddbmm(x[:, 0], x[:, 1] * 1, MIX[None])[0], lambda x: x[0, 1] @ MIX),
+    "addbmm": (
+        lambda x: torch.addbmm(x[0, 0], torch.stack([x[0, 1], 2 * x[0, 1]]), torch.stack([MIX, MIX])),
+        lambda x: 3 * x[0, 1] @ MIX,
+    ),
+    "addr": (lambda x: torch.addr(x[0, 0], x[0, 1, 0] * 1, MIX[0]), lambda x: torch.outer(x[0, 1, 0], MIX[0])),
+    "addmv": (lambda x: torch.addmv(x[0, 0, 0], MIX, x[0, 1, 0] * 1)[None], lambda x: (MIX @ x[0, 1, 0])[None]),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_summand_and_a_product_share_by_magnitude(name: str) -> None:
+    """c + a b: |c| to |a b|. What the product gets all comes to its only live factor, the second channel."""
+    do, product = ADDED[name]
+    x = torch.tensor([[[[2.0, -3.0], [1.0, 0.5]], [[-1.0, 4.0], [0.5, 2.0]]]])
+    out = do(x)
+    r = torch.arange(1.0, 1 + out.numel()).reshape(out.shape)
+    summand = out - product(x)
+    to_summand = (summand.abs() / (summand.abs() + product(x).abs()) * r).sum()
+    found = back(do, x, r)
+    assert torch.allclose(found[:, 0].sum(), to_summand, rtol=1e-5)
+    assert torch.allclose(found[:, 1].sum(), r.sum() - to_summand, rtol=1e-5)
+
+
+def test_a_constant_summand_takes_no_share_and_a_constant_product_neither() -> None:
+    x, r = TWO[0], torch.tensor([[1.0, 2.0]])
+    assert torch.allclose(back(lambda x: torch.addmm(torch.ones(2), x[0], MIX), x, r)[0].sum(), r.sum())
+    assert torch.equal(back(lambda x: torch.addmm(x[0], r, MIX), x, r)[0], r)
+
+
+def test_both_factors_of_an_added_product_may_be_live() -> None:
+    """addcmul's factors are a product unit by unit: half each; the same value in two places gets both shares."""
+    r = torch.tensor([[1.0, 2.0]])
+    found = back(lambda x: torch.addcmul(torch.zeros(1, 2), x[0, 0], x[0, 1]), TWO, r)
+    assert torch.allclose(found, torch.stack([r, r])[None] / 2)
+    twice = back(lambda x: (y := x[0, 0] * 1, torch.addcmul(torch.zeros(1, 2), y, y))[1], TWO, r)
+    assert torch.allclose(twice[:, 0], r)

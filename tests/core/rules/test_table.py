@@ -79,6 +79,7 @@ def test_division_gives_all_to_the_numerator() -> None:
         lambda x: torch.cat([x, x.mT], 1), lambda x: x.repeat(1, 2, 1, 1), lambda x: x.roll(1, 3),
         lambda x: torch.stack(x.unbind(2), 2), lambda x: x.split([1, 1], 2)[1], lambda x: x.permute(0, 3, 2, 1),
         lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), lambda x: x.max(3).values,
+        lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
     ],
 )  # fmt: skip
 def test_moving_data_moves_relevance(do: object) -> None:
