@@ -23,7 +23,10 @@ _QUIET = 30.0  # seconds between lines without a terminal
 
 
 class Bar:
-    """A `classlens.progress.Progress` that draws a bar. A new stage starts when the count falls or the total changes."""
+    """A `classlens.progress.Progress` that draws a bar.
+
+    A new stage starts when the count falls or the total changes.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
