@@ -87,13 +87,14 @@ def test_equals_captums_own_class_channel_by_channel(method: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 7, 50])
-def test_integrated_gradients_are_captums_bit_for_bit(steps: int) -> None:
-    """In float32. In float64 captum rounds the weights of the rule to float32; ours are exact."""
+def test_integrated_gradients_are_captums(steps: int) -> None:
+    """In float32: in float64 captum rounds the weights of the rule to float32; ours are exact."""
     model, x = build("plain"), pictures(3)
     ours = adapters.IntegratedGradients(model, steps=steps).attribute(x, target=torch.tensor([3, 1, 0]))
     theirs = captum.attr.IntegratedGradients(model)
     expected = theirs.attribute(x, target=torch.tensor([3, 1, 0]), n_steps=steps, internal_batch_size=8)
-    assert torch.equal(ours, expected.detach())
+    expected = expected.detach().to(ours)  # captum 0.7 sums in float64
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * float(ours.abs().max()))
 
 
 def test_without_captum_an_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
