@@ -265,3 +265,18 @@ def test_a_tape_that_serves_others_too_is_left_whole() -> None:
     case = Case(model, x, tape, torch.tensor([[1], [2]]), once=False)
     first, second = (METHODS["gradient"].run(case).maps for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_gradient_shap_with_noise_sample_by_sample() -> None:
+    """Seeded, so a result can be had again: fractions, their order, then noise for each sample."""
+    model, x = build("plain").double(), pictures(1).double()
+    ours = classlens.explain(model, x, 2, "gradient-shap", samples=5, noise=0.3, seed=4, baselines="zero+dark").maps
+    source = torch.Generator().manual_seed(4)
+    fractions = [(i + float(f)) / 5 for i, f in enumerate(torch.rand(5, generator=source))]
+    order = torch.randperm(5, generator=source).tolist()
+    starts, total = baselines(x, "zero+dark"), torch.zeros_like(x[0])
+    for i in range(5):
+        noisy = x[0] + 0.3 * torch.randn(3, 32, 32, generator=source)
+        start = starts[i % 2][0]
+        total += (noisy - start) * gradient_of(model, start + fractions[order[i]] * (noisy - start), 2) / 5
+    assert distance(ours[0, 0], total.sum(0)) < 1e-6
