@@ -126,7 +126,7 @@ def test_shallower_counts_weight_layers() -> None:
         for method in ("gradcam", "layercam", "finer-cam"):
             by_count = classlens.explain(model, x, TARGETS, method, shallower=shallower).maps
             assert torch.equal(by_count, classlens.explain(model, x, TARGETS, method, layer=name).maps)
-    with pytest.raises(MethodError, match="end 9 weight layers up"):
+    with pytest.raises(MethodError, match="shallowest map is 9 weight layers up"):
         classlens.explain(model, x, 1, "gradcam(shallower=10)")
 
 
@@ -144,7 +144,7 @@ def test_layer_by_name_is_what_the_module_gives() -> None:
     ("layer", "message"),
     [
         ("features.66", "did you mean features.6"),
-        ("head", r"gives \(2, 7\), which is no feature map"),
+        ("head", r"returns \(2, 7\), which is not a spatial feature map"),
         ("zzz", "layer 'zzz'$"),
     ],
 )

@@ -204,7 +204,7 @@ def test_baselines() -> None:
     assert (noise >= x.amin((2, 3), keepdim=True)).all()
     assert (noise <= x.amax((2, 3), keepdim=True)).all()
     assert torch.equal(baseline(x[1:], "noise"), noise[1:])
-    with pytest.raises(MethodError, match="there are zero, dark, blur, noise"):
+    with pytest.raises(MethodError, match="choose one of zero, dark, blur, noise"):
         baseline(x, "black hole")
     with pytest.raises(MethodError, match=r"shape \(5,\) does not fit"):
         baseline(x, torch.zeros(5))
@@ -225,8 +225,8 @@ def test_gaussian_blur_against_its_definition() -> None:
     [
         ("integrated-gradients(steps=0)", "steps=0 is not possible"),
         ("smoothgrad(samples=2.5)", "samples=2.5 is not possible"),
-        ("smoothgrad(variant=best)", "there are default and release"),
-        ("smoothgrad(seed=-1)", "seed=-1 is not possible; give a whole number from 0"),
+        ("smoothgrad(variant=best)", "choose default or release"),
+        ("smoothgrad(seed=-1)", "seed=-1 is not possible; give an integer from 0"),
         ("gradient-shap(baselines=[])", "at least one"),
     ],
 )

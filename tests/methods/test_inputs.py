@@ -122,7 +122,7 @@ def test_numbers_that_make_no_sense_are_refused_by_name() -> None:
     whole(0, seed=0)
     above_zero(sigma=1, width=0.001)
     for least, number in ((1, 0), (1, 2.5), (1, "3"), (0, -1), (1, None)):
-        with pytest.raises(MethodError, match=rf"steps={number!r} is not possible; give a whole number from {least}"):
+        with pytest.raises(MethodError, match=rf"steps={number!r} is not possible; give an integer from {least}"):
             whole(least, good=7, steps=number)
     for number in (0, -0.5, "1", float("nan")):
         with pytest.raises(MethodError, match=f"sigma={number!r} is not possible; give a number above 0"):

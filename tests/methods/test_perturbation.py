@@ -140,5 +140,5 @@ def test_batch_and_classes_are_independent_and_seeded(method: str) -> None:
 
 @pytest.mark.parametrize("option", ["rise(n_masks=0)", "rise(cells=0)", "meaningful-perturbation(steps=0)"])
 def test_impossible_options_are_refused(option: str) -> None:
-    with pytest.raises(MethodError, match="=0 is not possible; give a whole number from 1"):
+    with pytest.raises(MethodError, match="=0 is not possible; give an integer from 1"):
         classlens.explain(build("plain"), pictures(), 1, option)

@@ -107,7 +107,7 @@ def test_methods_with_options_are_read(text: str, name: str, options: dict[str, 
         ("agf(", r"cannot read the method 'agf\('; write a name such as agf"),
         ("agf!", "cannot read the method"),
         ("gradcamm", r"there is no method 'gradcamm'; did you mean gradcam or .*layercam"),
-        ("xyzzy", "there is no method 'xyzzy'; there are .*agf, agf-paper"),
+        ("xyzzy", "there is no method 'xyzzy'; choose one of .*agf, agf-paper"),
         ("rise(cells)", r"cannot read 'cells' in 'rise\(cells\)'; options are written name=value"),
         ("rise(=3)", "cannot read '=3'"),
         ("rise(cells=)", "cannot read 'cells='"),
@@ -147,7 +147,7 @@ def test_lists_of_methods() -> None:
 
 def test_variants() -> None:
     assert (is_release("release"), is_release("default")) == (True, False)
-    with pytest.raises(MethodError, match="variant='paper' is not known; there are default and release"):
+    with pytest.raises(MethodError, match="unknown variant='paper'; choose default or release"):
         is_release("paper")
 
 

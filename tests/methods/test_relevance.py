@@ -132,5 +132,5 @@ def test_composites_differ_from_their_parts_only_where_they_should() -> None:
 
 
 def test_unknown_variant() -> None:
-    with pytest.raises(MethodError, match="variant='paper' is not known; there are default and release"):
+    with pytest.raises(MethodError, match="unknown variant='paper'; choose default or release"):
         classlens.explain(build("plain"), pictures(), method="lrp", variant="paper")

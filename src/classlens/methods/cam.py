@@ -1,4 +1,4 @@
-"""Class activation maps: where the deep spatial features that speak for a class are active."""
+"""Class activation maps: where the deep spatial features for a class are active."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from classlens.methods.inputs import whole
 from classlens.methods.registry import Case, Result, is_release, method
 
 _AVERAGES = of_kind(Kind.AVERAGE_POOL)
-_MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens beside the picture's own
+_MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens besides the patches
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,10 @@ class FeatureMap:
 
 
 def spatial_cuts(tape: Tape) -> list[FeatureMap]:
-    """Feature maps of more than one place that everything the output uses passes through; the deepest first.
+    """Feature maps with more than one position that all evidence passes through; the deepest first.
 
-    Beside such a map runs no skip connection and no branch, so it is a fair place to look. What an average pool
-    made is passed over for what it averaged: the same evidence in more detail.
+    No skip connection or branch bypasses such a map. The input of an average pool is preferred to its output: it holds
+    the same evidence in more detail.
     """
     cuts, frontier, above = [], {tape.output}, 0
     for node in reversed(tape.nodes):
@@ -54,10 +54,10 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
 
 
 def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
-    """A value read as (B,C,h,w), (B,h,w,C) or tokens (B,n,C), whichever it is; None if it has no places."""
+    """A value read as (B,C,h,w), (B,h,w,C) or tokens (B,n,C), whichever it is; None if it has no positions."""
     shape = value.shape
     if len(shape) == 4:
-        last = _unlike(tape, shape[1:3]) < _unlike(tape, shape[2:4])  # the picture's proportions tell
+        last = _unlike(tape, shape[1:3]) < _unlike(tape, shape[2:4])  # decided by the aspect ratio of the image
         if math.prod(shape[1:3] if last else shape[2:4]) > 1:
             return FeatureMap(value, _channels_last if last else _channels_first, above)
     if len(shape) == 3:
@@ -74,7 +74,7 @@ def _unlike(tape: Tape, sides: tuple[int, ...]) -> float:
 
 
 def _grids(tape: Tape, channels: int) -> list[tuple[int, int]]:
-    """Sizes of the convolutional maps with so many channels: where patches became tokens."""
+    """Sizes of the convolutional maps with this many channels: where patches became tokens."""
     maps = [n.outputs[0].shape for n in tape.nodes if n.op == "conv2d" and n.outputs[0].shape[1] == channels]
     return [(shape[2], shape[3]) for shape in maps if shape[2] * shape[3] > 1]
 
@@ -92,9 +92,9 @@ def _tokens(extra: int, height: int, width: int) -> Callable[[Tensor], Tensor]:
 
 
 def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int) -> tuple[Tensor, Tensor]:
-    """Features (B,C,h,w) and their gradients (K,B,C,h,w): of a named layer, or of the deepest map that has some.
+    """Features (B,C,h,w) and gradients (K,B,C,h,w) of a named layer, or of the deepest map with nonzero gradients.
 
-    `shallower=n` takes the first map with at least n weight layers between it and that one.
+    `shallower=n` selects the first map with at least n weight layers between it and that one.
     """
     whole(0, shallower=shallower)
     if layer is not None:
@@ -107,7 +107,7 @@ def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int
         )
     gradients = case.tape.gradients(cotangents, [cuts[0].value])[cuts[0].value]
     deepest = 0
-    # After a transformer's last attention only the class token speaks: gradients, but none at a place.
+    # After the last attention of a transformer, only the class token has gradients; the patches have none.
     while gradients.any() and not cuts[deepest].as_map(gradients).any() and deepest + 1 < len(cuts):
         deepest += 1
         gradients = case.tape.gradients(cotangents, [cuts[deepest].value])[cuts[deepest].value]
@@ -116,7 +116,7 @@ def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int
     reached = [cut for cut in cuts if cut.above - cuts[deepest].above >= shallower]
     if not reached:
         most = cuts[-1].above - cuts[deepest].above
-        raise MethodError(f"shallower={shallower} is not possible; this model's maps end {most} weight layers up")
+        raise MethodError(f"shallower={shallower} is not possible; the shallowest map is {most} weight layers up")
     return _read(case, cotangents, reached[0])
 
 
@@ -126,7 +126,7 @@ def _read(case: Case, cotangents: Tensor, cut: FeatureMap) -> tuple[Tensor, Tens
 
 
 def _named(case: Case, layer: str) -> FeatureMap:
-    """What a module gave last."""
+    """The last output of a module."""
     inside = [n for n in case.tape.nodes if n.module == layer or n.module.startswith(f"{layer}.")]
     if not inside:
         names = {".".join(n.module.split(".")[:i]) for n in case.tape.nodes for i in range(1, n.module.count(".") + 2)}
@@ -137,7 +137,7 @@ def _named(case: Case, layer: str) -> FeatureMap:
     if found is None:
         shape = tuple(inside[-1].outputs[0].shape)
         raise MethodError(
-            f"the layer {layer!r} gives {shape}, which is no feature map with places; take an earlier one"
+            f"the layer {layer!r} returns {shape}, which is not a spatial feature map; name an earlier layer"
         )
     return found
 
@@ -171,7 +171,7 @@ def _on_image(case: Case, cam: Tensor) -> Result:
 def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: str = "default") -> Result:
     """(sum_c x_c mean(gradient_c))+ at the last feature map, at `layer`, or `shallower` (4, 8) weight layers up.
 
-    The release divides by the largest value, and gives NaN where nothing is positive; here that map is 0.
+    The release divides by the maximum and returns NaN if no value is positive; here such a map is 0.
     """
     cam = weighted_by_mean_gradient(*chosen_map(case, case.directions(), layer, shallower))
     if is_release(variant):
@@ -182,12 +182,12 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
 @method(
     "layercam",
     family="activation maps",
-    summary="last feature map, each place weighted by its own positive gradient",
+    summary="last feature map, each position weighted by its own positive gradient",
     class_specific=True, signed=False, conserves=False, scalars=True,
     paper="Jiang et al.: LayerCAM, IEEE TIP 2021",
 )  # fmt: skip
 def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
-    """(sum_c x_c gradient_c+)+: sharp in shallow layers too."""
+    """(sum_c x_c gradient_c+)+: sharp even in shallow layers."""
     features, gradients = chosen_map(case, case.directions(), layer, shallower)
     return _on_image(case, (features * gradients.clamp(min=0)).sum(2, keepdim=True).clamp(min=0))
 
@@ -195,7 +195,7 @@ def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result
 @method(
     "finer-cam",
     family="activation maps",
-    summary="Grad-CAM of what sets a class apart from those most like it",
+    summary="Grad-CAM of what distinguishes a class from the most similar ones",
     class_specific=True, signed=False, contrastive=True, conserves=False,
     paper="Zhang et al.: Finer-CAM, CVPR 2025",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Maps that know nothing of the network: what a method must beat before its numbers mean anything."""
+"""Controls: maps that do not depend on the network, as baselines that a method must beat."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
 
 
 @method(
-    "centre", family="controls", summary="a Gaussian at the picture's centre, where photographers put things",
+    "centre", family="controls", summary="a Gaussian at the centre of the image, where most objects are",
     class_specific=False, signed=False, conserves=False, scalars=True, layers=False, paper="a control, not published",
 )  # fmt: skip
 def centre(case: Case, sigma: float = 0.25) -> Result:
-    """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the picture."""
+    """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the image."""
     above_zero(sigma=sigma)
     v, u = (
         torch.exp(-(((torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5) ** 2) / (2 * sigma**2))
@@ -45,12 +45,12 @@ def centre(case: Case, sigma: float = 0.25) -> Result:
 
 
 @method(
-    "sobel", family="controls", summary="edges of the picture, which many methods resemble",
+    "sobel", family="controls", summary="edges of the image, which many maps resemble",
     class_specific=False, signed=False, conserves=False, scalars=True, layers=False,
     paper="Adebayo et al.: Sanity Checks for Saliency Maps, NeurIPS 2018",
 )  # fmt: skip
 def sobel(case: Case) -> Result:
-    """Length of the Sobel gradient over all colours; the border is continued, so that it is no edge."""
+    """Length of the Sobel gradient over all colours; the border is replicated, so that it is not an edge."""
     images = case.images.detach()
     smooth, slope = images.new_tensor([1.0, 2.0, 1.0]) / 4, images.new_tensor([-1.0, 0.0, 1.0]) / 2
     kernels = torch.stack([smooth[:, None] * slope, slope[:, None] * smooth])[:, None]  # (2,1,3,3): across, down

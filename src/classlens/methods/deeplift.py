@@ -1,13 +1,13 @@
-"""DeepLIFT on the tape: differences from a baseline, handed back operation by operation.
+"""DeepLIFT on the tape: differences from a baseline, propagated back operation by operation.
 
-One idea throughout. Between a baseline x0 and the image x, an operation's output changes by
+Between a baseline x0 and the image x, the output of an operation changes by
 
     dy = [integral over a in [0,1] of J(x0 + a dx)] dx,
 
-so multipliers go back as m_x = (that mean Jacobian)^T m_y, and sum(m_x dx) = sum(m_y dy) holds exactly. For what is
-linear it is J itself; for a product, J half way; for an activation dy / dx, which is DeepLIFT's rescale rule; for the
-rest (layer norm, softmax, attention) Gauss-Legendre points. Being on the tape it needs no modules: reused and
-functional activations are nodes like any other.
+so multipliers go back as m_x = (mean Jacobian)^T m_y, and sum(m_x dx) = sum(m_y dy) holds exactly. The mean Jacobian
+is J itself for a linear operation, J at the midpoint for a product, and dy / dx for an activation, which is DeepLIFT's
+rescale rule. For the rest (layer norm, softmax, attention) it is computed at Gauss-Legendre points. It works on the
+tape and needs no modules: reused and functional activations are ordinary nodes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.registry import Case, Result, method
 from classlens.progress import track
 
-POINTS = 16  # Gauss-Legendre points where the mean Jacobian has no closed form
+POINTS = 16  # Gauss-Legendre points if the mean Jacobian has no closed form
 
 _UNIT_BY_UNIT = of_kind(Kind.ACTIVATION, Kind.POINTWISE)
 _MAXIMA, _MINIMA = of_kind(Kind.MAX_POOL, Kind.MAXIMUM), of_kind(Kind.MINIMUM)
 _UNCHANGED = of_kind(Kind.SAME)
-# The Jacobian is constant, or linear in the inputs: one point half way is exact.
+# The Jacobian is constant, or linear in the inputs: the midpoint is exact.
 _LINEAR = of_kind(
     Kind.LINEAR, Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.SUM, Kind.AVERAGE_POOL, Kind.ADDITION
 )
@@ -46,15 +46,15 @@ _PRODUCTS, _ADDED_PRODUCTS = of_kind(Kind.PRODUCT), of_kind(Kind.ADDED_PRODUCT)
 
 
 @method(
-    "deeplift-shap", family="gradients", summary="difference from baselines, handed back by the rescale rule",
+    "deeplift-shap", family="gradients", summary="difference from baselines, propagated back by the rescale rule",
     class_specific=True, signed=True, conserves=True, scalars=True,
     paper="Shrikumar et al.: DeepLIFT, ICML 2017; Lundberg, Lee: SHAP, NeurIPS 2017",
 )  # fmt: skip
 def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+blur+noise", seed: int = 0) -> Result:
     """Mean over baselines of (x - x0) * multiplier.
 
-    Baselines: 0 (the mean colour), the image's darkest colour, the image blurred, seeded noise. Complete: the map sums
-    to the mean difference of logits, and the report says how exactly.
+    Baselines: 0 (the mean colour), the image's darkest colour, the blurred image, seeded noise. Complete: the map sums
+    to the mean difference of logits; the report gives the error.
     """
     asked_here, total = asked(case, case.tape.logits), torch.zeros((), device=case.images.device)
     difference = torch.zeros_like(asked_here)
@@ -70,7 +70,7 @@ def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+b
 
 def mean_direction(case: Case, other: Tensor) -> Tensor:
     """(K,B,classes): m with m . (y - y0) = score(y) - score(y0), for the image's logits y and a baseline's y0."""
-    if not case.scalars:  # a class's own logit: the same gradient everywhere
+    if not case.scalars:  # the logit of a class: the same gradient everywhere
         return case.directions()
     points = zip(*_quadrature(POINTS), strict=True)
     found = [weight * case.directions(torch.lerp(other, case.tape.logits, place)) for place, weight in points]
@@ -78,10 +78,10 @@ def mean_direction(case: Case, other: Tensor) -> Tensor:
 
 
 def multipliers(tape: Tape, other: Tape, start: Tensor) -> Tensor:
-    """m (K,B,C,H,W) with sum(m (x - x0)) = start . (y - y0), for the records of x and of a baseline x0."""
+    """m (K,B,C,H,W) with sum(m (x - x0)) = start . (y - y0), for the tapes of x and of a baseline x0."""
     if [node.op for node in tape.nodes] != [node.op for node in other.nodes]:
         raise CaptureError(
-            "the model takes another path for the baseline than for the image, so they cannot be compared"
+            "the model runs different operations for the baseline and for the image, so they cannot be compared"
         )
     twins = dict(zip(tape.nodes, other.nodes, strict=True))
     return propagate(tape, {tape.output: start}, lambda node: functools.partial(_hand_back, twin=twins[node])).relevance
@@ -108,12 +108,12 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
 
 
 def _up_to_quadratic(node: Node) -> bool:
-    """Whether the Jacobian is constant, or linear in the inputs: then one point half way is exact."""
+    """Whether the Jacobian is constant, or linear in the inputs: then the midpoint is exact."""
     if node.op == "batch_norm":
         return node.arguments().get("running_mean") is not None
     if node.op == "div":
         return len(node.inputs) == 1 and isinstance(node.arguments()["input"], Value)
-    if node.op == "grid_sample":  # bilinear in the image, not in the places where it is read
+    if node.op == "grid_sample":  # linear in the image, not in the sampling positions
         return len(node.inputs) == 1
     products = node.op in _ADDED_PRODUCTS or (node.op in _PRODUCTS and len(node.inputs) <= 2)
     return node.op in _LINEAR or products
@@ -123,7 +123,7 @@ def slope(node: Node, twin: Node) -> Tensor:
     """Rescale: dy / dx for each unit; where dx is nearly 0, the mean derivative between x0 and x."""
     x, x0 = node.inputs[0].tensor, twin.inputs[0].tensor
     dx, dy = x - x0, node.outputs[0].tensor - twin.outputs[0].tensor
-    # With a relative difference d the quotient is wrong by eps / d, two Gauss-Legendre points by d^4.
+    # With a relative difference d, the error of the quotient is eps / d, that of two Gauss-Legendre points d^4.
     near = dx.abs() <= torch.finfo(x.dtype).eps ** 0.25 * (x.abs() + x0.abs())
     (derivative,) = _mean_jacobian(node, twin, [torch.ones_like(dy)[None]], 2)
     assert derivative is not None
@@ -131,9 +131,9 @@ def slope(node: Node, twin: Node) -> Tensor:
 
 
 def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
-    """A maximum that rose owes it to the image's winner, one that fell to the baseline's; |dy| <= |dx| at both.
+    """A maximum that rose is due to the image's largest input, one that fell to the baseline's; |dy| <= |dx| at both.
 
-    With a minimum it is the other way round.
+    For a minimum it is the other way round.
     """
     multiplier, *rest = arrived
     assert multiplier is not None
@@ -164,6 +164,6 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 @functools.cache
 def _quadrature(points: int) -> tuple[list[float], list[float]]:
-    """Gauss-Legendre places and weights on [0,1]."""
+    """Gauss-Legendre nodes and weights on [0,1]."""
     places, weights = np.polynomial.legendre.leggauss(points)
     return [float(p) for p in (places + 1) / 2], [float(w) for w in weights / 2]

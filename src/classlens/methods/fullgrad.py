@@ -1,4 +1,4 @@
-"""FullGrad: the input's and every bias's share of the output, each as a map."""
+"""FullGrad: the contributions of the input and of every bias to the output, each as a map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from classlens.methods.registry import Balance, Case, Result, is_release, method
 
 
 def bias_of(node: Node) -> Tensor | None:
-    """What a node adds to its output whatever its input is, shaped to be added to it."""
+    """The constant that a node adds to its output, in a shape that broadcasts."""
     if node.op in LINEAR_OPS:
         return linear_map(node).bias
     if node.op == "batch_norm" and node.arguments().get("running_mean") is not None:
@@ -24,7 +24,7 @@ def bias_of(node: Node) -> Tensor | None:
 
 
 def spread(t: Tensor) -> Tensor:
-    """psi: |t|, its smallest value taken off, divided by its largest; per class and image."""
+    """psi: |t|, minus its minimum, divided by its maximum; per class and image."""
     t = t.abs()
     axes = tuple(range(2, t.dim()))
     t = t - t.amin(axes, keepdim=True)
@@ -32,15 +32,15 @@ def spread(t: Tensor) -> Tensor:
 
 
 @method(
-    "fullgrad", family="gradients", summary="input gradient times input, plus every bias's gradient map",
+    "fullgrad", family="gradients", summary="input gradient times input, plus a gradient map for every bias",
     class_specific=False, signed=False, conserves=True, scalars=True,
     paper="Srinivas, Fleuret: Full-Gradient Representation for Neural Network Visualization, NeurIPS 2019",
 )  # fmt: skip
 def fullgrad(case: Case, variant: str = "default") -> Result:
     """y_t = x . dy/dx + sum over biases b . dy/db, exactly, for networks of linear and ReLU-like layers.
 
-    The report's balance is this sum: `started` the logit, `arrived` what input and biases add up to. Corrected:
-    every image is scaled on its own, and biases of dense layers count (evenly over the image).
+    The balance in the report is this sum: `started` is the logit, `arrived` the sum over input and biases. Corrected:
+    every image is scaled separately, and biases of dense layers are included (evenly over the image).
     """
     with_dense = not is_release(variant)
     tape = folded(case.tape)
@@ -62,7 +62,7 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
 
 
 def _as_map(share: Tensor, size: tuple[int, int]) -> Tensor:
-    """A bias's share, summed over channels and enlarged; one without places counts evenly everywhere."""
+    """The share of a bias, summed over channels and upsampled; a share without positions is spread evenly."""
     if share.dim() != 5:
         return share.flatten(2).sum(2)[:, :, None, None].expand(*share.shape[:2], *size)
     summed = share.sum(2).flatten(0, 1)[:, None]

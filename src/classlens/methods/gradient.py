@@ -1,8 +1,8 @@
 """Gradients of a class's logit at the image, and averages of them over noise and along paths.
 
-Where a method attributes, so that its values add up, a map is their sum over the colours; where its paper shows
-sensitivity, it is made of magnitudes. SmoothGrad and GradientSHAP are short loops of our own: captum's draw from
-the global random states of torch and numpy, and the noise an image meets there depends on its place in the batch.
+If the values of a method add up (attribution), its map is their sum over the colours. If its paper shows sensitivity,
+the map holds magnitudes. SmoothGrad and GradientSHAP are our own short loops: captum's versions draw from the global
+random states of torch and numpy, so the noise of an image depends on its position in the batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mean_gradient(case: Case, points: Iterable[Tensor], count: int, label: str) 
 
 
 @method(
-    "gradient", family="gradients", summary="how strongly the logit reacts to each pixel",
+    "gradient", family="gradients", summary="sensitivity of the logit to each pixel",
     class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
     paper="Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, 2013",
 )  # fmt: skip
@@ -83,17 +83,17 @@ def _at_image(case: Case) -> Tensor:
 
 
 @method(
-    "integrated-gradients", family="gradients", summary="gradients on the way from a baseline, times the way",
+    "integrated-gradients", family="gradients", summary="gradients along a path from a baseline, times its length",
     class_specific=True, signed=True, conserves=False, scalars=True, layers=False,
     paper="Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, ICML 2017",
 )  # fmt: skip
 def integrated_gradients(
     case: Case, steps: int = 50, baseline: Baseline = "zero", seed: int = 0, variant: str = "default"
 ) -> Result:
-    """(x - x0) * integral over a in [0,1] of dy/dx at x0 + a (x - x0), by the Gauss-Legendre rule, as captum.
+    """(x - x0) * integral over a in [0,1] of dy/dx at x0 + a (x - x0), by the Gauss-Legendre rule, as in captum.
 
-    The report's balance is its completeness: the map sums to y(x) - y(x0) as far as `steps` suffice. The release
-    does not multiply by x - x0 and shows magnitudes.
+    The balance in the report is its completeness: with enough `steps`, the map sums to y(x) - y(x0). The release does
+    not multiply by x - x0 and shows magnitudes.
     """
     whole(1, steps=steps)
     if is_release(variant):
@@ -105,13 +105,13 @@ def integrated_gradients(
 
 
 def released_path(case: Case) -> Tensor:
-    """As released: 101 points from 0 to the image, the sum of their gradients divided by 100, not times input."""
+    """As released: the sum of the gradients at 101 points from 0 to the image, divided by 100, not times the input."""
     points = (case.images.detach() * (i / 100) for i in range(101))
     return mean_gradient(case, points, 101, "integrated-gradients") * (101 / 100)
 
 
 def _on_the_path(case: Case, start: Tensor, steps: int) -> Tensor:
-    """(K,B,C,H,W): the gradients' integral from `start` to the images by Gauss-Legendre, times the way."""
+    """(K,B,C,H,W): the integral of the gradients from `start` to the images, times the difference."""
     images = case.images.detach()
     way = images - start
     places, weights = (torch.from_numpy(0.5 * values) for values in np.polynomial.legendre.leggauss(steps))
@@ -127,7 +127,7 @@ def _on_the_path(case: Case, start: Tensor, steps: int) -> Tensor:
 
 
 @method(
-    "gradient-shap", family="gradients", summary="gradients between the image and random baselines, times the way",
+    "gradient-shap", family="gradients", summary="gradients between image and baselines, times the difference",
     class_specific=True, signed=True, conserves=False, scalars=True, layers=False,
     paper="Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, NeurIPS 2017",
 )  # fmt: skip
@@ -138,15 +138,15 @@ def gradient_shap(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Result:
-    """Mean over samples of (x - x0) dy/dx at x0 + a (x - x0), a random; x0 takes its turn among the baselines.
+    """Mean over samples of (x - x0) dy/dx at x0 + a (x - x0), with random a; x0 cycles through the baselines.
 
-    `noise` is the deviation of normal noise added to x, in the network's units. The balance compares the map's sum
-    with the mean logit difference to the baselines; it closes as the samples grow.
+    `noise` is the standard deviation of normal noise added to x, in the network's units. The balance compares the sum
+    of the map with the mean difference of the logit from the baselines; the error shrinks with more samples.
     """
     whole(1, samples=samples)
     source, images = generator(seed), case.images.detach()
     starts = make_baselines(images, baselines, seed)[:samples]
-    # One number from each of `samples` equal parts of [0,1]: as random, and less scattered.
+    # Stratified: one random number from each of `samples` equal parts of [0,1].
     fractions = (torch.arange(samples) + torch.rand(samples, generator=source)) / samples
     order = torch.randperm(samples, generator=source)
     total = torch.zeros((), device=images.device)
@@ -169,9 +169,9 @@ def gradient_shap(
     paper="Smilkov et al.: SmoothGrad: removing noise by adding noise, 2017",
 )  # fmt: skip
 def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0, variant: str = "default") -> Result:
-    """sum over colours of |mean over noise of dy/dx|; `noise` is its deviation in units of the image's range.
+    """sum over colours of |mean over noise of dy/dx|; `noise` is its standard deviation relative to the image's range.
 
-    The release sets the deviation to s^2 with s = 4 / (largest - smallest value), so flat images get more of it.
+    The release sets the deviation to s^2 with s = 4 / (largest - smallest value), so flat images get more noise.
     """
     whole(1, samples=samples)
     images, source = case.images.detach(), generator(seed)
@@ -182,5 +182,5 @@ def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0
 
 
 def smoothed(case: Case, noises: Iterable[Tensor], count: int) -> Tensor:
-    """(K,B,C,H,W): the mean gradient over images with each of `count` given noises added."""
+    """(K,B,C,H,W): the mean gradient over `count` noisy copies of the images."""
     return mean_gradient(case, (case.images.detach() + n for n in noises), count, "smoothgrad")

@@ -1,7 +1,7 @@
-"""What a network is run on besides the image itself: baselines, blurred copies, seeded noise; and the run.
+"""Other inputs of a network besides the image: baselines, blurred copies, seeded noise; and runs on them.
 
-Every image of a batch meets the same noise, drawn from a generator of its own: a result depends neither on the
-batch nor on the global random state, and leaves that state alone.
+Every image of a batch gets the same noise, drawn from a separate generator: a result depends neither on the batch nor
+on the global random state, and does not change that state.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Baseline = str | float | Tensor
 
 
 def logits_at(case: Case, points: Tensor) -> Tensor:
-    """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller has them on."""
+    """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller enabled them."""
     with GradientsStayOn():
         return pick_output(case.model(points.clone()), case.output)  # some networks write into their input
 
 
 def gradients_at(case: Case, points: Tensor) -> Tensor:
-    """Gradients (K,B,C,H,W) of the K asked scores at one point for each image: one forward, K backwards.
+    """Gradients (K,B,C,H,W) of the K target scores at one point for each image: one forward pass, K backward passes.
 
-    In a type to add them up in.
+    Their dtype is suitable for summing.
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaf = points.detach().clone().requires_grad_()
@@ -43,12 +43,12 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
 
 
 def precise(images: Tensor) -> torch.dtype:
-    """The type to add things up in: the network's own, or float32 where that is less."""
+    """The dtype for sums: that of the network, but at least float32."""
     return torch.promote_types(images.dtype, torch.float32)
 
 
 def asked(case: Case, logits: Tensor) -> Tensor:
-    """The asked scores (B,K), float64 on the CPU: some devices have no float64."""
+    """The target scores (B,K), float64 on the CPU: some devices have no float64."""
     return case.scores(logits.detach()).cpu().double()
 
 
@@ -56,7 +56,7 @@ def asked(case: Case, logits: Tensor) -> Tensor:
 
 
 def generator(seed: int) -> torch.Generator:
-    """On the CPU, so that a seed means the same numbers on every device."""
+    """A generator on the CPU, so that a seed gives the same numbers on every device."""
     whole(0, seed=seed)
     return torch.Generator().manual_seed(seed)
 
@@ -70,7 +70,7 @@ def normal_noise(images: Tensor, source: torch.Generator) -> Tensor:
 
 
 def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
-    """(B,C,H,W) smoothed by a Gaussian of `sigma` pixels; the border is continued outwards."""
+    """(B,C,H,W) smoothed by a Gaussian of `sigma` pixels; the border is replicated."""
     if sigma <= 0:
         return pictures
     radius = math.ceil(3 * sigma)
@@ -106,20 +106,20 @@ def _noise(images: Tensor, seed: int) -> Tensor:
 
 
 _BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "zero": _zero,  # 0 in the network's own units: the mean colour under the usual preprocessing
-    "dark": _dark,  # each colour at the darkest value that the image has; black itself is not known here
+    "zero": _zero,  # 0 in the network's units: the mean colour with the usual preprocessing
+    "dark": _dark,  # each colour at the darkest value of the image; black is unknown here
     "blur": _blur,  # the image without its details
     "noise": _noise,  # uniform noise over the image's range of each colour
 }
 
 
 def baseline(images: Tensor, which: Baseline, seed: int = 0) -> Tensor:
-    """The picture (B,C,H,W) that stands for "nothing there": a name, a number, or a tensor that broadcasts."""
+    """The input (B,C,H,W) that represents "nothing": from a name, a number, or a tensor that broadcasts."""
     images = images.detach()
     if isinstance(which, str):
         if which not in _BASELINES:
             raise MethodError(
-                f"there is no baseline {which!r}; there are {', '.join(_BASELINES)}, a number or a tensor"
+                f"there is no baseline {which!r}; choose one of {', '.join(_BASELINES)}, a number or a tensor"
             )
         return _BASELINES[which](images, seed)
     try:
@@ -130,7 +130,7 @@ def baseline(images: Tensor, which: Baseline, seed: int = 0) -> Tensor:
 
 
 def baselines(images: Tensor, which: str | Sequence[Baseline], seed: int = 0) -> list[Tensor]:
-    """Several of them: "zero+dark+blur+noise", or a sequence of names, numbers and tensors."""
+    """Several baselines: "zero+dark+blur+noise", or a sequence of names, numbers and tensors."""
     parts = which.split("+") if isinstance(which, str) else list(which)
     if not parts:
         raise MethodError("no baseline was given; give at least one")
@@ -138,14 +138,14 @@ def baselines(images: Tensor, which: str | Sequence[Baseline], seed: int = 0) ->
 
 
 def whole(least: int, **numbers: int) -> None:
-    """Refuse `steps=0` and the like, by name."""
+    """Refuse options such as `steps=0`, by name."""
     for name, number in numbers.items():
         if not isinstance(number, int) or number < least:
-            raise MethodError(f"{name}={number!r} is not possible; give a whole number from {least}")
+            raise MethodError(f"{name}={number!r} is not possible; give an integer from {least}")
 
 
 def above_zero(**numbers: float) -> None:
-    """Refuse `sigma=0` and the like, by name."""
+    """Refuse options such as `sigma=0`, by name."""
     for name, number in numbers.items():
         if not isinstance(number, int | float) or not number > 0:
             raise MethodError(f"{name}={number!r} is not possible; give a number above 0")

@@ -1,6 +1,6 @@
-"""What the place of a layer in the network tells: which one reads the image, which ones make the logits, ...
+"""The roles of layers: which layers read the image, which compute the logits, ...
 
-Found from the tape alone, so it holds for any architecture.
+They are found on the tape, so this works for any architecture.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from classlens.errors import MethodError
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
-# Each value that comes out is one that went in.
+# Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
-RELEASED_SUMS = "add", "mean", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"  # those of the released code
+RELEASED_SUMS = "add", "mean", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"  # of the released code
 _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 
@@ -36,15 +36,15 @@ def last_layers(tape: Tape) -> list[Node]:
         else:
             todo.extend(node.inputs)
     if not found:
-        raise MethodError("the model has no linear or convolutional layer, so there is no evidence to follow")
+        raise MethodError("the model has no linear or convolutional layer, so there is no evidence to propagate")
     return found
 
 
 def head_layers(tape: Tape) -> list[Node]:
-    """Where a network's head begins: the last weight layers, or the first of the dense layers that lead to them.
+    """The start of the head: the last weight layers, or the first of the dense layers that lead to them.
 
-    Some networks end with several dense layers. Only a chain is followed: at a branch, and at a value that still has
-    places, the head has begun.
+    Some networks end with several dense layers. Only a chain of dense layers is followed: the head ends at a branch,
+    and at a value that still has spatial positions.
     """
     nodes = last_layers(tape)
     while len(nodes) == 1 and (before := _dense_before(tape, nodes[0])):
@@ -53,7 +53,7 @@ def head_layers(tape: Tape) -> list[Node]:
 
 
 def _dense_before(tape: Tape, node: Node) -> Node | None:
-    """The weight layer whose output, with nothing but element-wise steps between, is what `node` reads."""
+    """The weight layer before `node`, with only element-wise operations in between."""
     value = linear_map(node).value
     while _places(value) == 1 and len(tape.consumers[value]) == 1 and value in tape.producer:
         node = tape.producer[value]
@@ -66,13 +66,13 @@ def _dense_before(tape: Tape, node: Node) -> Node | None:
 
 
 def _places(value: Value) -> int:
-    """How many places of the image a value tells apart: 1 for (B,C) and (B,C,1,1)."""
+    """The number of spatial positions of a value: 1 for (B,C) and (B,C,1,1)."""
     return math.prod(value.shape[2:])
 
 
 def first_layers(tape: Tape) -> set[Node]:
-    """The weight layers that read the image itself, perhaps padded, sliced, joined or rescaled on the way."""
-    found, pixels = set(), {tape.image}  # values that hold the image's pixels and nothing else of it
+    """The weight layers that read the image itself, possibly padded, sliced, joined or rescaled before."""
+    found, pixels = set(), {tape.image}  # values that hold only pixels of the image
     for node in tape.nodes:
         if node.op in LINEAR_OPS:
             if node.arguments()["input"] in pixels:
@@ -85,7 +85,7 @@ def first_layers(tape: Tape) -> set[Node]:
 
 
 def meets_activation_first(tape: Tape, node: Node) -> bool:
-    """Whether a layer's output meets an activation before it is added to something (or used twice)."""
+    """Whether the output of a layer passes an activation before it is added to something (or used twice)."""
     value = node.outputs[0]
     while True:
         users = tape.consumers.get(value, [])
@@ -113,14 +113,14 @@ def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
 
 
 def is_spatial_conv(node: Node) -> bool:
-    """A 2-D convolution whose kernel sees more than one place."""
+    """A 2-D convolution whose kernel is larger than 1x1."""
     return node.op == "conv2d" and any(k > 1 for k in linear_map(node).kernel)
 
 
 def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tensor:
-    """The gradient at a layer's input *through that layer*: W^T g_out.
+    """The gradient at the input of a layer, *through that layer*: W^T g_out.
 
-    Where the input has no other use that is the gradient autograd gave; else it is one adjoint.
+    If the input has no other use, this is autograd's gradient; otherwise it takes one adjoint.
     """
     layer = linear_map(node)
     if len(tape.consumers[layer.value]) == 1:
@@ -137,7 +137,7 @@ def gradient_values(tape: Tape, nodes: Iterable[Node]) -> list[Value]:
 def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:
     """Phi^(1) = x * gradient at the inputs of layers: {value: (K, *shape)}.
 
-    The gradient is the one through that layer, so an input that is used elsewhere too is not counted twice.
+    The gradient is the one through that layer, so an input with several uses is not counted twice.
     """
     found: dict[Value, Tensor] = {}
     for node in nodes:
@@ -149,13 +149,13 @@ def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor
 
 # --------------------------------------------------------------------------------------------------- patch grids
 
-_EXTRA_TOKENS = 5  # at most: a class token, one for distillation, or that and four registers
+_EXTRA_TOKENS = 5  # at most: a class token, a distillation token, or a class token and four registers
 
 
 def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...]]:
-    """The linear layers that read an image's patches, (B, tokens, C), and the grid of these: places a convolution gave.
+    """The linear layers that read the patches of an image, (B, tokens, C), and their grid: a convolution's output size.
 
-    Windows of patches are no such grid: there the images are cut up along the batch.
+    Windows of patches are not such a grid: there the images are cut up along the batch axis.
     """
     sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == "conv2d"]
     grids = {math.prod(size): size for size in sizes}
@@ -172,7 +172,7 @@ def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...
 
 
 def as_map(tokens: Tensor) -> Tensor:
-    """(..., tokens, C) as a feature map (..., C, tokens, 1): to the factorisation a place is a place."""
+    """(..., tokens, C) as a feature map (..., C, tokens, 1): the factorisation needs positions, not their layout."""
     return tokens.mT[..., None]
 
 
@@ -180,5 +180,5 @@ def over_places(share: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Relevance (K,B,C,H,W) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,H,W)."""
     if share.dim() == 5:
         return share.sum(2)
-    places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # class token and registers come first
+    places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # after the class token and registers
     return places

@@ -1,4 +1,4 @@
-"""What happens to a class's probability when parts of the picture are taken away."""
+"""Perturbation methods: how the probability of a class changes when parts of the image are removed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from classlens.methods.registry import Case, Result, method
 from classlens.progress import ticker, track
 
 _TOGETHER = 8  # images that go through the network at once
-_PAPER_SIDE = 224  # lengths in pixels are given for pictures of this size
+_PAPER_SIDE = 224  # lengths in pixels are given for images of this size
 
 
 def probability(logits: Tensor, targets: Tensor) -> Tensor:
-    """What these methods watch of a class, (N,K). Of a callable they watch the number that it gives."""
+    """The probability of classes, (N,K), which these methods measure. For a callable they use its value."""
     return logits.softmax(1).gather(1, targets)
 
 
@@ -28,7 +28,7 @@ def probability(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, source: torch.Generator) -> Iterator[Tensor]:
-    """`count` masks (H,W) in [0,1]: a coarse random grid, enlarged, seen through a window at a random offset."""
+    """`count` masks (H,W) in [0,1]: a coarse random grid, upsampled and cropped at a random offset."""
     cell = [math.ceil(side / cells) for side in size]
     whole = [(cells + 1) * c for c in cell]
     for _ in range(count):
@@ -39,14 +39,14 @@ def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, sourc
 
 
 @method(
-    "rise", family="perturbation", summary="mean of random masks, weighted by the probability they leave",
+    "rise", family="perturbation", summary="mean of random masks, weighted by the probability of the masked image",
     class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
     paper="Petsiuk, Das, Saenko: RISE, BMVC 2018",
 )  # fmt: skip
 def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, seed: int = 0) -> Result:
-    """S = sum over masks M of p_t(x * M) M / (N keep); the paper takes N = 4000 to 8000 masks.
+    """S = sum over masks M of p_t(x * M) M / (N keep); the paper uses N = 4000 to 8000 masks.
 
-    Masked places become 0 in the network's units. All classes share the masked forwards.
+    Masked pixels become 0 in the network's units. All classes share the forward passes.
     """
     whole(1, n_masks=n_masks, cells=cells)
     above_zero(keep=keep)
@@ -56,7 +56,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
     with torch.no_grad():
         for begin in track(range(0, n_masks, _TOGETHER), math.ceil(n_masks / _TOGETHER), "rise"):
             some = torch.stack([next(masks) for _ in range(min(_TOGETHER, n_masks - begin))]).to(total)
-            # Image by image, so that each sees the same arithmetic whatever stands beside it in the batch.
+            # One image at a time, so that the result does not depend on the rest of the batch.
             for row, (image, targets) in enumerate(zip(images, case.targets, strict=True)):
                 masked = (image * some[:, None]).to(images.dtype)
                 logits = logits_at(case, masked).to(total.dtype)
@@ -79,8 +79,8 @@ def meaningful_perturbation(
 ) -> Result:  # fmt: skip
     """1 - m for the mask m that minimises  area |1 - m|_1 + variation TV_3(m) + p_t(m x + (1 - m) blur(x)).
 
-    Eq. 4 with the paper's numbers: Adam, one cell of the mask for `cell` pixels, enlarged and smoothed; the image
-    is shifted by up to `jitter` pixels (of 224) at each step.
+    Eq. 4 with the paper's settings: Adam, one mask cell per `cell` pixels, upsampled and smoothed; the image is shifted
+    by up to `jitter` pixels (of 224) at each step.
     """
     whole(1, steps=steps, cell=cell)
     whole(0, jitter=jitter)
@@ -89,7 +89,7 @@ def meaningful_perturbation(
     reach = round(jitter * settings.scale)
     shifts = torch.randint(reach + 1, (steps, 2), generator=generator(seed)).tolist()
     tick = ticker(steps * case.targets.numel(), "meaningful-perturbation")
-    # One mask at a time: hundreds of steps would blow up the rounding by which a batch differs from one image.
+    # One mask at a time: hundreds of steps would amplify the rounding differences between a batch and one image.
     with torch.inference_mode(False), torch.enable_grad():
         removed = [
             1 - best_mask(case, image, target.reshape(1, 1), shifts, settings, tick)
@@ -101,13 +101,13 @@ def meaningful_perturbation(
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of the optimisation."""
+    """The settings of the optimisation."""
 
     rate: float
     area: float
     variation: float
     cell: int
-    scale: float  # how large the picture is beside the paper's
+    scale: float  # size of the image relative to the paper's
 
 
 def best_mask(
@@ -143,7 +143,7 @@ class Adam:
     steps: int = 0
 
     def step(self, gradient: Tensor) -> Tensor:
-        """What to add to the parameters."""
+        """The update of the parameters."""
         self.steps += 1
         self.mean = 0.9 * self.mean + 0.1 * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2

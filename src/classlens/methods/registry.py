@@ -1,4 +1,4 @@
-"""METHODS: every explanation method by name, with what a user wants to know about it.
+"""METHODS: every explanation method by name, with its properties.
 
 >>> chosen, options = resolve("agf-release(without=A)")
 >>> chosen.name, options
@@ -26,37 +26,37 @@ from classlens.errors import MethodError
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is to be explained: B images, K classes each, and the recorded forward pass."""
+    """What to explain: B images, K targets each, and the recorded forward pass."""
 
     model: nn.Module
-    images: Tensor  # (B,C,H,W), as the network takes them
+    images: Tensor  # (B,C,H,W), the network's input
     tape: Tape
     targets: Tensor  # (B,K) class indices; negative ones stand for `scalars`
     output: Picker = None
     trace: bool = False
-    scalars: tuple[Target, ...] = ()  # those that are no class; only for methods that take them
-    multilabel: bool = False  # each class has a probability of its own, so classes do not compete
-    once: bool = False  # the tape serves this one method, which may use it up
+    scalars: tuple[Target, ...] = ()  # targets that are not classes; only for methods that accept them
+    multilabel: bool = False  # each class has an independent probability, so classes do not compete
+    once: bool = False  # no other method uses the tape, so its buffers may be freed
 
     def scores(self, logits: Tensor, of_class: OfClass = picked) -> Tensor:
-        """(B,K): what is explained, at these logits (B,classes) of the images or of other inputs in their place."""
+        """(B,K): the explained scores at these logits (B,classes), of the images or of other inputs."""
         return scores(logits, self.targets, self.scalars, of_class)
 
     def directions(self, logits: Tensor | None = None) -> Tensor:
-        """(K,B,classes): the gradient of what is explained, at the network's logits or at others.
+        """(K,B,classes): the gradient of the explained scores, at the network's logits or at others.
 
-        For a class that is 1 at the class. Its product with the logits is where LRP starts.
+        For a class it is 1 at the class. Its product with the logits is the starting relevance of LRP.
         """
         return directions(self.tape.logits if logits is None else logits, self.targets, self.scalars)
 
     def one_hot(self) -> Tensor:
-        """(K,B,classes): the same for methods that set a class against the others, and so take classes alone."""
+        """(K,B,classes): the same for methods that contrast a class with the others, and so accept only classes."""
         return directions(self.tape.logits, self.targets)
 
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """The terms of one layer: `terms["C"]`, `["A"]`, ... each (K,B,channels,h,w), and `["Phi"]`, what left it."""
+    """The terms of one layer: `terms["C"]`, `["A"]`, ... each (K,B,channels,h,w), and its result `["Phi"]`."""
 
     name: str
     op: str
@@ -65,20 +65,20 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class Balance:
-    """What became of the relevance put in at the top; each (B,K), float64."""
+    """Where the starting relevance went; each (B,K), float64."""
 
     started: Tensor
     arrived: Tensor  # sum over the image
-    absorbed: Tensor  # what stayed in biases, or rules took out on purpose
-    size: Tensor  # sum of magnitudes, at the top or over the image: the scale on which an error counts
+    absorbed: Tensor  # relevance that stayed in biases, or that rules absorbed on purpose
+    size: Tensor  # sum of magnitudes, at the top or over the image: the scale of the error
 
     def error(self) -> Tensor:
-        """|arrived + absorbed - started| / size: 0 where all relevance arrived or is accounted for."""
+        """|arrived + absorbed - started| / size: 0 if all relevance arrived or is accounted for."""
         return (self.arrived + self.absorbed - self.started).abs() / self.size.clamp(min=1e-300)
 
 
 def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
-    """The balance of a sweep that began with `start`."""
+    """The balance of a sweep that started from `start`."""
     started = torch.stack([total(relevance) for relevance in start.values()]).sum(0)
     put_in = torch.stack([total(relevance.abs()) for relevance in start.values()]).sum(0)
     size = torch.maximum(put_in, total(sweep.relevance.abs()))
@@ -92,13 +92,13 @@ def total(relevance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Result:
-    """What a method gives back."""
+    """The return value of a method."""
 
     maps: Tensor  # (B,K,H,W)
     balance: Balance | None = None  # None: the method does not propagate relevance
     notes: tuple[str, ...] = ()
     trace: tuple[LayerTrace, ...] = ()
-    colours: Tensor | None = None  # (B,K,C,H,W): each colour's share of the maps, where a method tells them apart
+    colours: Tensor | None = None  # (B,K,C,H,W): the share of each channel, if the method attributes to channels
 
 
 def of_colours(shares: Tensor, balance: Balance | None = None) -> Result:
@@ -116,16 +116,16 @@ class Method:
     summary: str  # one line
     class_specific: bool  # different classes give different maps
     signed: bool  # negative values mean evidence against the class
-    conserves: bool  # on ReLU-like networks the map sums to what was put in, up to what the report says
+    conserves: bool  # on ReLU-like networks the map sums to the starting relevance, minus what the report says
     paper: str
     options: tuple[str, ...] = field(default=())
-    scalars: bool = False  # also explains other numbers made of the logits: a callable's, a contrast
-    layers: bool = True  # looks inside the network; else image and logits are enough
-    contrastive: bool = False  # sets the class against others by construction, whatever is asked
+    scalars: bool = False  # also explains other functions of the logits: a callable, a contrast
+    layers: bool = True  # uses the layers of the network; otherwise image and logits are enough
+    contrastive: bool = False  # always contrasts the class with others, by construction
 
     @property
     def locates(self) -> bool:
-        """Whether its maps of two classes may be compared: each shows the evidence for its class by itself."""
+        """Whether its maps of two classes may be compared: each shows only the evidence for its own class."""
         return self.class_specific and not self.contrastive
 
 
@@ -136,10 +136,10 @@ def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
     scalars: bool = False, layers: bool = True, contrastive: bool = False,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
-    """Put a function (Case, **options) -> Result into the registry.
+    """Register a function (Case, **options) -> Result.
 
-    With `scalars` it must ask the Case for `scores` and `directions` alone, and use no class index. With `layers=False`
-    it must use nothing of the tape but image, logits and gradients at the image: the nodes may be missing.
+    With `scalars` it must use only `scores` and `directions` of the Case, and no class index. With `layers=False` it
+    must use only the image, the logits and the gradients at the image: the nodes of the tape may be missing.
     """
 
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
@@ -160,7 +160,7 @@ def resolve(text: str) -> tuple[Method, dict[str, Any]]:
     name, inside = match.groups()
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(METHODS)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(METHODS)}"
         raise MethodError(f"there is no method {name!r}; {hint}")
     return METHODS[name], _options(inside, text) if inside else {}
 
@@ -187,14 +187,14 @@ def check_options(chosen: Method, options: dict[str, Any]) -> None:
 
 
 def is_release(variant: str) -> bool:
-    """Whether the released code's variant is asked for."""
+    """Whether the variant of the released code is requested."""
     if variant not in ("default", "release"):
-        raise MethodError(f"variant={variant!r} is not known; there are default and release")
+        raise MethodError(f"unknown variant={variant!r}; choose default or release")
     return variant == "release"
 
 
 def method_names(methods: str | Sequence[str]) -> list[str]:
-    """`all`, or names with commas, or a list; each is checked.
+    """`all`, or names separated by commas, or a list; each name is checked.
 
     >>> method_names("agf, agf-release(without=A)")
     ['agf', 'agf-release(without=A)']
@@ -203,14 +203,14 @@ def method_names(methods: str | Sequence[str]) -> list[str]:
         return list(METHODS)
     names = split_names(methods) if isinstance(methods, str) else list(dict.fromkeys(methods))
     if not names:
-        raise MethodError("no method was given; write names with commas, or all")
+        raise MethodError("no method was given; write names separated by commas, or all")
     for name in names:
         resolve(name)
     return names
 
 
 def split_names(text: str) -> list[str]:
-    """At commas that are not inside brackets.
+    """Split at commas that are not inside brackets.
 
     >>> split_names("agf, agf(a=1,b=2)")
     ['agf', 'agf(a=1,b=2)']

@@ -1,4 +1,4 @@
-"""Relevance propagation: LRP and its relatives. Each is a start, a recipe of rules, and the one sweep."""
+"""Relevance propagation: LRP and its relatives. Each consists of a start, a recipe of rules, and one sweep."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ COMPOSITE_PAPER = "Montavon et al.: Layer-Wise Relevance Propagation: An Overvie
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which rule each layer gets: a relevance method but for its start."""
+    """The rule for each layer: a relevance method without its start."""
 
     layers: LayerRule  # convolutions, and all other linear maps
     image: LayerRule = boxed  # the layer that reads the image
-    dense: LayerRule | None = None  # fully connected layers, where they differ
-    table: Mapping[str, Rule] = field(default_factory=dict)  # other operations, where they differ from the default
+    dense: LayerRule | None = None  # fully connected layers, if they differ
+    table: Mapping[str, Rule] = field(default_factory=dict)  # other operations, if they differ from the default
     merge: Merge = add_shares
     fold: bool = True
-    quotient: Quotient | None = None  # None: a division that writes down what biases keep
+    quotient: Quotient | None = None  # None: a division that records the relevance of biases as absorbed
 
 
 def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Tensor, Result]:
-    """One sweep from `start`; gives (relevance (K,B,C,H,W), packed result)."""
+    """One sweep from `start`; returns (relevance (K,B,C,H,W), result)."""
     tape = folded(case.tape) if recipe.fold else case.tape
     firsts, ledger = first_layers(tape), Ledger(len(case.images))
     quotient = recipe.quotient or ledger.quotient
@@ -74,7 +74,7 @@ def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Te
 
 
 def from_logit(case: Case) -> dict[Value, Tensor]:
-    """LRP's start: the class's logit at the class, 0 elsewhere; in general, logits times the score's gradient."""
+    """The start of LRP: the logit at the class, 0 elsewhere; in general, logits times the gradient of the score."""
     return {case.tape.output: case.directions() * case.tape.logits}
 
 
@@ -98,7 +98,7 @@ def released_norm(node: Node, relevance: Tensor) -> Shares:
     """BatchNorm as released: relevance passes where x is not 0 (the guarded division's 1e-9 included)."""
     a = node.arguments()
     x: Tensor = node.inputs[0].tensor
-    # The released code squares the variance; it cancels but for the guard.
+    # The released code squares the variance; it cancels except for the guard.
     scale = a["weight"].detach() / torch.sqrt(a["running_var"] ** 2 + a.get("eps", 1e-5))
     z = x * scale.reshape(-1, *[1] * (x.dim() - 2))
     return [z * divide_released(relevance, z)]
@@ -142,11 +142,11 @@ def lrp(case: Case, variant: str = "default") -> Result:
 
 
 @method(
-    "lrp-ab", family=FAMILY, summary="contributions for (alpha 2) less contributions against (beta 1)",
+    "lrp-ab", family=FAMILY, summary="contributions for (alpha 2) minus contributions against (beta 1)",
     class_specific=False, signed=True, conserves=True, scalars=True, paper=LRP_PAPER,
 )  # fmt: skip
 def lrp_ab(case: Case, variant: str = "default") -> Result:
-    """Corrected as `lrp` is."""
+    """Corrected in the same way as `lrp`."""
     return sweep(case, from_logit(case), _lrp(2.0, variant))[1]
 
 
@@ -156,7 +156,7 @@ def lrp_ab(case: Case, variant: str = "default") -> Result:
     class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_plus_flat(case: Case) -> Result:
-    """The sign of a class comes from the dense layers; convolutions spread it without cancelling."""
+    """The sign comes from the dense layers; convolutions distribute it without cancellation."""
     return sweep(case, from_logit(case), Recipe(positive, flat, epsilon))[1]
 
 
@@ -166,7 +166,7 @@ def lrp_epsilon_plus_flat(case: Case) -> Result:
     class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_gamma_box(case: Case, gamma: float = 0.25) -> Result:
-    """`gamma` = 0 is epsilon, a large one keeps positive contributions only."""
+    """`gamma` = 0 is epsilon; a large `gamma` keeps only positive contributions."""
     return sweep(case, from_logit(case), Recipe(functools.partial(gamma_rule, weight=gamma), boxed, epsilon))[1]
 
 
@@ -174,7 +174,7 @@ def lrp_epsilon_gamma_box(case: Case, gamma: float = 0.25) -> Result:
 
 
 def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
-    """LRP from the target minus LRP from the rest, the second brought to the first's total."""
+    """LRP from the target minus LRP from the rest, scaled to the same total."""
     relevance, _ = sweep(case, {case.tape.output: torch.cat([target, rest])}, _lrp(1.0, variant))
     of_target, of_rest = relevance.chunk(2)
     axes = (2, 3, 4)
@@ -191,7 +191,8 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
 def clrp(case: Case, variant: str = "default") -> Result:
     """The rest starts from the class's own logit, spread evenly over all others.
 
-    (Not from theirs: these often sum to nearly nothing, and brought to the class's total would drown it.)
+    (It does not start from their own logits: these often sum to almost 0, and scaling them to the total of the class
+    would make them dominate.)
     """
     hot, logits = case.one_hot(), case.tape.logits
     target = hot * logits
@@ -205,11 +206,11 @@ def clrp(case: Case, variant: str = "default") -> Result:
     paper="Iwana, Kuroki, Uchida: Explaining CNNs using Softmax Gradient LRP, ICCV-W 2019",
 )  # fmt: skip
 def sglrp(case: Case, variant: str = "default") -> Result:
-    """Starts with the gradient of the softmax: p_t (1 - p_t) at the class, p_t p_i at the others."""
+    """Starts from the gradient of the softmax: p_t (1 - p_t) at the class, p_t p_i at the others."""
     hot = case.one_hot()
     p = case.tape.logits.softmax(1)
     p_t = (hot * p).sum(2, keepdim=True)
-    # Without the offset a class of probability 1 would start with nothing.
+    # Without the offset, the start of a class with probability 1 would be 0.
     return _contrast(case, hot * (p_t * (1 - p_t) + 1e-8), (1 - hot) * p_t * p, variant)
 
 
@@ -217,7 +218,7 @@ def sglrp(case: Case, variant: str = "default") -> Result:
 
 
 def relative(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, split: bool = True) -> Tensor:
-    """RAP: R goes through the contributions that agree (P) and, by their share, through those that oppose (Q).
+    """RAP: R goes through the contributions that agree (P) and, in proportion, through those that oppose (Q).
 
     P and Q sum |z| over the contributions of either sign. With `split`, relevance against the class goes through Q
     alone. What this adds in total is then taken off evenly, so that units of little influence turn negative.
@@ -260,7 +261,7 @@ def rap(case: Case, variant: str = "default") -> Result:
 
 
 def excited(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
-    """P(j) = sum_i P(i) a_j w_ij+ / sum_j a_j w_ij+, with responses a counted from each image's smallest one."""
+    """P(j) = sum_i P(i) a_j w_ij+ / sum_j a_j w_ij+, with responses a minus the smallest one of each image."""
     axes = tuple(range(1, layer.x.dim()))
     a = layer.x - layer.x.amin(axes, keepdim=True).clamp(max=0)
     w = layer.weight.clamp(min=0)
@@ -275,7 +276,7 @@ EXCITATION_PAPER = "Zhang et al.: Top-Down Neural Attention by Excitation Backpr
     class_specific=False, signed=False, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def excitation_bp(case: Case) -> Result:
-    """Starts with probability 1 at the class."""
+    """Starts from probability 1 at the class."""
     return sweep(case, {case.tape.output: case.directions()}, Recipe(excited, excited))[1]
 
 
@@ -285,7 +286,7 @@ def excitation_bp(case: Case) -> Result:
     class_specific=True, signed=True, contrastive=True, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def contrastive_excitation_bp(case: Case) -> Result:
-    """The two walks differ in their first step only, so one sweep from there carries the difference."""
+    """The two walks differ only in their first step, so one sweep from there propagates the difference."""
     tape = case.tape
     last = last_layers(tape)
     gradients = tape.gradients(case.directions(), gradient_values(tape, last))

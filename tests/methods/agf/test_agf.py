@@ -257,14 +257,14 @@ def test_options_change_the_map_and_unknown_ones_are_refused() -> None:
     for option in ({"without": "A"}, {"only": "C"}):
         assert not torch.allclose(full, classlens.explain(model, x, **option).maps)
     for option, message in (
-        ({"without": "B"}, "without='B' is not known; the terms are A, Fx"),
-        ({"only": "A"}, "only='A' is not known"),
-        ({"residual": "cam"}, "residual='cam' is not known; there is residual=gradcam"),
+        ({"without": "B"}, "unknown without='B'; the terms are A, Fx"),
+        ({"only": "A"}, "unknown only='A'"),
+        ({"residual": "cam"}, "unknown residual='cam'; the only choice is residual=gradcam"),
         ({"colour": 1}, "agf has no option 'colour'; it has without, only, residual"),
     ):
         with pytest.raises(MethodError, match=message):
             classlens.explain(model, x, **option)
-    with pytest.raises(MethodError, match=r"without='coarse' is not known; the terms are A, Fx, Fdx, M, gate$"):
+    with pytest.raises(MethodError, match=r"unknown without='coarse'; the terms are A, Fx, Fdx, M, gate$"):
         classlens.explain(model, x, 0, "agf-paper", without="coarse")
 
 

@@ -1,4 +1,4 @@
-"""How one operation hands relevance from its output to its inputs, and the one loop that applies it backwards."""
+"""Rules that pass relevance from the output of an operation to its inputs, and the loop that applies them."""
 
 from classlens.core.rules import attention, products, table
 from classlens.core.rules.propagate import RULES, Rule, Sweep, propagate, register, rule_for

@@ -1,6 +1,6 @@
 """Attention: softmax(q k^T) v, as one operation.
 
-Attention weights decide *where* to look, the values *what* is seen: the weights are read as constants and the values
+Attention weights decide *where* to look, the values *what* is seen: the weights are treated as constants and the values
 get all of the relevance (Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation,
 ICML 2022).
 """
@@ -36,7 +36,7 @@ def fused_attention(node: Node, relevance: Tensor) -> Shares:
         raise UnsupportedOp(f"no rule for attention whose values do not depend on the image ({node.where})")
     q, k, v = (_tensor(named[name]) for name in ("query", "key", "value"))
     weights = attention_weights(q, k, named.get("attn_mask"), bool(named.get("is_causal")), named.get("scale"))
-    # Heads may share their values: then these get what all heads send.
+    # Heads may share their values: these then get the sum over the heads.
     return only(node, named["value"], unbroadcast(through_weights(weights, v, relevance), v.shape))
 
 

@@ -1,7 +1,7 @@
 """The generic attribution rule (Def. 1 of the paper) for any operation, and its helpers.
 
-Relevance always has one leading axis for the classes asked for: a value of shape (B, ...) has relevance
-(K, B, ...). Values themselves do not depend on the class, so broadcasting does the rest.
+Relevance always has a leading axis for the targets: a value of shape (B, ...) has relevance (K, B, ...). Values do not
+depend on the target, so broadcasting does the rest.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def divide_released(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
-    # Comparing and filling takes ten times as long as dividing on a CPU, and mostly no divisor is 0. (Elsewhere the
-    # question itself would cost more: the device would have to be waited for.)
+    # On a CPU, comparing and filling takes ten times as long as dividing, and usually no divisor is 0. (On other
+    # devices the check would cost more, because it waits for the device.)
     if b.device.type == "cpu" and b.numel():
         low, high = b.aminmax()
         if low > 0 or high < 0 or b.abs().amin() > 0:
@@ -43,7 +43,7 @@ def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """|x|, with a smallest amount added so that inputs that are all 0 share evenly instead of losing relevance."""
+    """|x| plus a tiny constant, so that inputs that are all 0 get equal shares instead of losing relevance."""
     return x.abs().add_(torch.finfo(x.dtype).tiny ** 0.5)
 
 
@@ -64,7 +64,7 @@ def transported(
 def _run_with_adjoint(
     operation: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor | None]], list[Tensor | None]]]:
-    """An operation's outputs at some inputs, and what takes relevance of the outputs to the inputs there."""
+    """The outputs of an operation, and the adjoint that takes relevance from the outputs to the inputs."""
     floating = [p.is_floating_point() for p in inputs]
     points = [p.detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
     wanted = [p for p, f in zip(points, floating, strict=True) if f]

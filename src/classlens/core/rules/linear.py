@@ -1,4 +1,4 @@
-"""Linear and convolutional layers as one thing: x -> W x + b with its adjoint, and the rules made of it.
+"""Linear and convolutional layers as one abstraction: x -> W x + b with its adjoint, and the rules based on it.
 
 `linear_map(node)` reads stride, padding, dilation and groups from the recorded call, so the rules below are
 written once, with W and x as in the equations.
@@ -54,7 +54,7 @@ def linear_map(node: Node) -> LinearMap:
     """The linear map that a `linear`, `convNd` or `conv_transposeNd` node applied."""
     a = node.arguments()
     value: Value = a["input"]
-    # A weight that itself depends on the image (dynamic convolution) is read as the constant it was.
+    # A weight that depends on the image (dynamic convolution) is treated as a constant.
     weight, bias, scale = _constant(a["weight"]), _constant(a.get("bias")), a.get("scale")
     assert weight is not None
     if node.op == "linear":
@@ -87,7 +87,7 @@ class _Convolution:
 
     @functools.cached_property
     def one_place(self) -> bool:
-        """Whether each output reads one place: it is a matrix product then."""
+        """Whether each output reads a single position, so that it is a matrix product."""
         return max(self.kernel) == 1 and self.groups == 1 and max(*self.before, *self.after) == 0
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class _Convolution:
         return out
 
     def of_ones(self, w: Tensor) -> Tensor:
-        """The weights summed over input channels and over those places of the kernel that lie inside the image."""
+        """The weights summed over input channels and over the positions of the kernel that lie inside the image."""
         out = w.sum(1)
         if self.one_place:
             return out[None]
@@ -154,9 +154,9 @@ class _Transposed:
 
 
 def _back_by_matrix(r: Tensor, w: Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """The adjoint of a 1x1 convolution: a matrix product, and zeros at the places that a stride skips.
+    """The adjoint of a 1x1 convolution: a matrix product, and zeros at the positions that a stride skips.
 
-    Up to four times as fast as the library's own adjoint, which does not know this case.
+    It is up to four times as fast as torch's own adjoint, which has no special case for this.
     """
     at_places: Tensor = torch.matmul(w.flatten(1).mT, r.flatten(2)).unflatten(2, r.shape[2:])
     if max(stride) == 1:
@@ -169,14 +169,14 @@ def _back_by_matrix(r: Tensor, w: Tensor, shape: tuple[int, ...], stride: tuple[
 
 @functools.lru_cache(maxsize=512)
 def _inside(size: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> Tensor:
-    """(outputs, kernel): 1 where that place of the kernel lies inside the image, along one axis."""
+    """(outputs, kernel): 1 where a position of the kernel lies inside the image, along one axis."""
     outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
     place = torch.arange(outputs)[:, None] * stride + torch.arange(kernel) * dilation - before
     return (place >= 0) & (place < size)
 
 
 def _classwise(r: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
-    """K classes of B images are K*B images to a convolution."""
+    """Apply a convolution to K classes of B images as to K*B images."""
     share: Tensor = back(r.flatten(0, 1)).unflatten(0, r.shape[:2])
     return share
 
@@ -202,7 +202,7 @@ def _padding(
 
 
 def only(node: Node, value: Value, share: Tensor) -> Shares:
-    """The whole share to one input of a node, nothing to the others."""
+    """Give one input of a node the whole share, the others nothing."""
     shares: list[Tensor | None] = [None] * len(node.inputs)
     shares[node.inputs.index(value)] = share
     return shares
@@ -214,10 +214,10 @@ LinearRule = Callable[..., Tensor]
 
 
 def by_blocks(rule: LinearRule) -> LinearRule:
-    """A rule of a linear layer, computed for some of its outputs at a time where the weight matrix is large.
+    """A rule of a linear layer, computed for blocks of outputs if the weight matrix is large.
 
-    Outputs share out their relevance independently, so shares add up; and |W| or W+ of a large matrix is never
-    whole in memory, which takes far longer to fill than to multiply with.
+    Outputs distribute their relevance independently, so the shares of blocks add up. |W| or W+ of a large matrix is
+    never complete in memory: filling it takes far longer than multiplying with it.
     """
 
     @functools.wraps(rule)
@@ -251,7 +251,7 @@ def absolute(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -
 
 @by_blocks
 def agnostic(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
-    """A = G(1, |W|, R): the same with every input equal (Eq. 9), which texture cannot sway."""
+    """A = G(1, |W|, R): the same with all inputs equal (Eq. 9), so it is independent of texture."""
     w = layer.weight.abs()
     return layer.adjoint(quotient(relevance, layer.of_ones(w)), w)
 
@@ -305,13 +305,13 @@ def gamma(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, weig
 
 @by_blocks
 def flat(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
-    """Every input of a unit gets the same: all inputs and weights read as 1."""
+    """Every input of a unit gets the same share: all inputs and weights are treated as 1."""
     ones = torch.ones_like(layer.weight)
     return layer.adjoint(quotient(relevance, layer.of_ones(ones)), ones)
 
 
 def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
-    """z^B for the layer that reads the image: x within [l, h], here each image's own smallest and largest value.
+    """z^B for the layer that reads the image: x within [l, h], here the minimum and maximum of each image.
 
     R = x W^T s - l W+^T s - h W-^T s with s = R / (W x - W+ l - W- h).
     """
@@ -319,7 +319,7 @@ def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> T
     axes = tuple(range(1, x.dim()))
     low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
     w_pos, w_neg = w.clamp(min=0), w.clamp(max=0)
-    # Constant images go through W 1, and W- is W - W+: one forward and two adjoints instead of three and three.
+    # Constant images use W 1, and W- is W - W+: one forward pass and two adjoints instead of three and three.
     low_out, high_out = (b.reshape(-1, *[1] * (relevance.dim() - 2)) for b in (low, high))
     z = layer.forward(x, w) - low_out * layer.of_ones(w_pos) - high_out * layer.of_ones(w_neg)
     s = quotient(relevance, z)

@@ -1,6 +1,6 @@
-"""A max pool whose relevance is shared over its windows: what nearly won is evidence too.
+"""A max-pool rule that distributes relevance over each window, since values close to the maximum are evidence too.
 
-The default rule hands it to the winners alone, which leaves a speckled map.
+The default rule gives all relevance to the maximum, which leads to a speckled map.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from classlens.core.rules.generic import Shares, divide, magnitude, shared
 
 
 def over_window(node: Node, relevance: Tensor) -> Shares:
-    """A `max_pool2d` node's relevance in proportion to |x| over each of its windows; the windows may overlap.
+    """The relevance of a `max_pool2d` node, distributed over each window in proportion to |x|; windows may overlap.
 
     For one window of 1 and 3 with relevance 8 the shares are 2 and 6. Where all units of a window are 0, they get
     equal shares. Padding gets none.
@@ -31,7 +31,7 @@ def over_window(node: Node, relevance: Tensor) -> Shares:
 
 
 def _over_tiles(x: Tensor, mean: Tensor, relevance: Tensor) -> Tensor:
-    """Windows side by side: a window's ratio goes to each of its places, for all classes at once."""
+    """Adjacent windows: the ratio of a window goes to each of its positions, for all classes at once."""
     of_window = divide(relevance, mean * (math.prod(x.shape[2:]) / math.prod(mean.shape[2:])))
     large = F.interpolate(of_window.flatten(0, 1), x.shape[2:], mode="nearest")
     share: Tensor = large.unflatten(0, relevance.shape[:2]).mul_(x)
@@ -58,7 +58,7 @@ class Windows:
         )  # fmt: skip
 
     def tile(self, before: torch.Size, after: torch.Size) -> bool:
-        """Whether the windows of a feature map (B,C,H,W) lie side by side and leave nothing out."""
+        """Whether the windows tile a feature map (B,C,H,W) without gaps or overlaps."""
         if len(before) != 4 or self.stride != self.kernel or max(self.padding) > 0 or max(self.dilation) > 1:
             return False
         return all(size == n * k for size, n, k in zip(before[2:], after[2:], self.kernel, strict=True))
@@ -70,14 +70,14 @@ class Windows:
         return self._dilated_sum(x)
 
     def _dilated_sum(self, x: Tensor) -> Tensor:
-        """torch averages no windows with gaps: a convolution with ones does."""
+        """torch cannot average dilated windows; a convolution with ones can."""
         pads = [self._pads(size, axis) for axis, size in enumerate(x.shape[-2:])]
         maps = F.pad(x, (*pads[1], *pads[0])).flatten(0, -3)[:, None]
         sums = F.conv2d(maps, x.new_ones(1, 1, *self.kernel), None, self.stride, 0, self.dilation)
         return sums.reshape(*x.shape[:-2], *sums.shape[2:])
 
     def _pads(self, size: int, axis: int) -> tuple[int, int]:
-        """Zeros before and after an axis. With `ceil_mode` the last window may reach beyond, if it begins inside."""
+        """Zeros before and after an axis. With `ceil_mode` the last window may reach beyond it, if it begins inside."""
         pad, stride = self.padding[axis], self.stride[axis]
         room = size + 2 * pad - self.dilation[axis] * (self.kernel[axis] - 1) - 1
         beyond = -room % stride if self.ceil_mode else 0

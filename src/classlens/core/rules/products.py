@@ -1,4 +1,4 @@
-"""Products, quotients, and sums with a product inside: who is the signal, and who only sets its size."""
+"""Products, quotients, and sums with a product: which operand is the signal, and which only scales it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from classlens.errors import UnsupportedOp
 
 @register("mul")
 def multiplied(node: Node, relevance: Tensor) -> Shares:
-    """A gate decides how much passes, the signal what passes: the signal gets all of it.
+    """A gate decides how much passes, the signal what passes: the signal gets all of the relevance.
 
-    The gate is the operand that was broadcast over the other. Of two equal ones it is the one made by a squashing
-    function; of two plain ones each gets half.
+    The gate is the operand that is broadcast over the other. For operands of equal shape, it is the one within [0,1];
+    two plain signals get half each.
     """
     if len(node.inputs) == 1:
         return [unbroadcast(relevance, node.inputs[0].shape)]
@@ -37,14 +37,14 @@ def multiplied(node: Node, relevance: Tensor) -> Shares:
 
 
 def looks_like_gate(value: Value) -> bool:
-    """Whether all of a value lies within [0,1], as what a sigmoid or a softmax makes does."""
+    """Whether all of a value lies within [0,1], like the output of a sigmoid or a softmax."""
     low, high = value.tensor.aminmax()
     return bool(low >= 0 and high <= 1)
 
 
 @register(*of_kind(Kind.PRODUCT) - {"mul"})
 def product(node: Node, relevance: Tensor) -> Shares:
-    """Def. 1 with X = |x|. Of two live operands one within [0,1] is a gate; two plain ones get half each."""
+    """Def. 1 with X = |x|. If one of two live operands is within [0,1], it is a gate; two plain ones get half each."""
     points = [magnitude(v.tensor) for v in node.inputs]
     (total,) = node.call(*points, constants=torch.abs)
     shares = transported(node, [relevance / total.clamp(min=torch.finfo(total.dtype).tiny)], points, torch.abs)
@@ -57,14 +57,14 @@ def product(node: Node, relevance: Tensor) -> Shares:
 
 @register("div")
 def divided(node: Node, relevance: Tensor) -> Shares:
-    """What is divided is the signal; the divisor only sets its scale."""
+    """The dividend is the signal; the divisor only scales it."""
     numerator = node.arguments()["input"]
     if not isinstance(numerator, Value):
         raise UnsupportedOp(f"no rule for a constant divided by a live value ({node.where}); register one")
     return only(node, numerator, unbroadcast(relevance, numerator.shape))
 
 
-# c + a b: the names of a and b, and their product as an operation of its own.
+# c + a b: the names of a and b, and their product as a separate operation.
 _INSIDE: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
     "addcmul": ("tensor1", "tensor2", torch.mul),
     "addmm": ("mat1", "mat2", torch.mm),
@@ -77,7 +77,7 @@ _INSIDE: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
 
 @register(*of_kind(Kind.ADDED_PRODUCT))
 def added_product(node: Node, relevance: Tensor) -> Shares:
-    """c + a b: a live c and the product share by magnitude, a and b as in a product. A constant c takes no share."""
+    """c + a b: a live c and the product get shares by magnitude, a and b as in a product. A constant c gets none."""
     named = node.arguments()
     a, b, multiply = _INSIDE[node.op]
     inside = Node(_name_of_product(node), multiply, (named[a], named[b]), {}, node.outputs, node.module)

@@ -1,4 +1,4 @@
-"""The only backward loop: walk the tape from the output to the image and hand relevance on, rule by rule."""
+"""The only backward loop: walks the tape from the output to the image and passes relevance on, rule by rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
 
 # A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
-# of them with None where nothing arrived. It gives one share for each of the node's live inputs.
+# of them with None where nothing arrived. It returns one share for each live input of the node.
 Rule = Callable[[Node, Any], Shares]
 Merge = Callable[[Value, list[Tensor]], Tensor]
 Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each step, for traces
@@ -26,14 +26,14 @@ ABSORBING: set[str] = set()  # operations whose rule keeps relevance on purpose
 
 
 def register(*names: str, multi_output: bool = False, absorbs: bool = False) -> Callable[[Rule], Rule]:
-    """Make a function the rule of one or more operations; your own operations too.
+    """Register a function as the rule of one or more operations, including your own.
 
     >>> @register("my_scale")
     ... def my_scale(node, relevance):
     ...     return [relevance]
 
-    `multi_output`: the rule gets a list, the relevance of each output or None. `absorbs`: what its shares lack of the
-    relevance that arrived stays at the operation on purpose, and is reported as absorbed; else it counts as lost.
+    `multi_output`: the rule gets a list, the relevance of each output or None. `absorbs`: the rule keeps the relevance
+    that its shares lack on purpose, and it is reported as absorbed; otherwise it counts as lost.
     """
 
     def add(rule: Rule) -> Rule:
@@ -47,7 +47,7 @@ def register(*names: str, multi_output: bool = False, absorbs: bool = False) -> 
 
 
 def add_shares(value: Value, shares: list[Tensor]) -> Tensor:
-    """Where a value was used several times, its relevance is the sum of what each use sends back."""
+    """The relevance of a value with several uses: the sum over its uses."""
     total = shares[0]
     for share in shares[1:]:
         total = total + share
@@ -56,16 +56,16 @@ def add_shares(value: Value, shares: list[Tensor]) -> Tensor:
 
 @dataclass
 class Sweep:
-    """What a sweep brought to the image, and what it noticed on the way."""
+    """The result of a sweep: the relevance at the image, and what was absorbed and noted on the way."""
 
     relevance: Tensor  # (K, B, C, H, W) at the image
-    absorbed: Tensor  # (K, B) relevance that rules took out on purpose (the biases' share), float64
+    absorbed: Tensor  # (K, B) relevance that rules absorbed on purpose (the share of biases), float64
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Ledger:
-    """Where relevance is written down that goes no further: what biases keep, what constants draw."""
+    """Records relevance that goes no further: the shares of biases and of constants."""
 
     images: int
     absorbed: Tensor | float = 0.0
@@ -76,22 +76,22 @@ class Ledger:
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
-        # A sum in another precision would copy the tensor: only the sums over places are added in float64.
+        # A sum in another precision would copy the tensor: only the sums over positions are added in float64.
         rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
         rows = rows.flatten(2).sum(2, dtype=torch.float64)
         if rows.shape[1] % self.images:
             raise UnsupportedOp(
                 f"relevance stays at a value whose first axis has {rows.shape[1]} entries, which are not the "
-                f"{self.images} images: it cannot be told apart; explain one image at a time"
+                f"{self.images} images, so it cannot be assigned to an image; explain one image at a time"
             )
         per_image: Tensor = rows.unflatten(1, (self.images, -1)).sum(2)
         return per_image
 
     def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
-        """R / z. A unit to which no input contributes owes its value to its bias: its relevance stays there.
+        """R / z. If no input contributes to a unit, its value comes from its bias: the relevance stays there.
 
-        What is left of an input that a smooth activation has all but switched off (1e-39) is nothing too: R / z would
-        be infinite. `weight` times that relevance is written down.
+        The same holds for a contribution that a smooth activation reduced to almost 0 (1e-39), where R / z would be
+        infinite. `weight` times that relevance is recorded as absorbed.
         """
         size = total.abs()
         least = torch.finfo(total.dtype).tiny ** 0.5
@@ -111,10 +111,10 @@ def propagate(
     ledger: Ledger | None = None,
     watch: Watch | None = None,
 ) -> Sweep:
-    """Carry relevance from `start` ({value: (K, *shape)}) back to the image.
+    """Propagate relevance from `start` ({value: (K, *shape)}) back to the image.
 
-    `choose` gives the rule of each node. Relevance of a value that several operations used is merged before its
-    producer sees it, so each node is visited once.
+    `choose` returns the rule of a node. The relevance of a value with several uses is merged before its producer is
+    visited, so each node is visited once.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
@@ -144,7 +144,7 @@ def propagate(
 
 
 def _keeps_relevance(node: Node) -> bool:
-    """Whether relevance may stay at a node: at its constants, or because its rule says so."""
+    """Whether relevance may stay at a node: at its constants, or because its rule absorbs it."""
     constants = KEEPS_CONSTANTS.get(node.op)
     return (
         constants is Constants.YES or node.op in ABSORBING or (constants is Constants.IF_THERE and bool(node.constants))

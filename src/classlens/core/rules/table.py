@@ -1,7 +1,7 @@
-"""The default rule of every operation: absolute influence throughout, so that shares are never unbounded.
+"""The default rule of every operation: absolute influence throughout, so that shares are always bounded.
 
-Reading guide: what only moves data is followed (`transported`); what sums is split in proportion to |x| (Def. 1);
-what squashes or normalises passes relevance on; `products` and `attention` have the rest.
+Operations that move data pass relevance to where each value came from (`transported`). Sums divide it in proportion to
+|x| (Def. 1). Activations and normalisations pass it on unchanged. `products` and `attention` have the rest.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def linear(node: Node, relevance: Tensor) -> Shares:
 
 @register(*_MOVES - SEVERAL_OUTPUTS - UNRULED)
 def moved(node: Node, relevance: Tensor) -> Shares:
-    """Relevance goes back to where each value came from; a constant that was moved in keeps what it drew."""
+    """Relevance goes back to where each value came from; a constant among the inputs keeps its share."""
     return transported(node, [relevance, *[None] * (len(node.outputs) - 1)])
 
 
 @register(*_MOVES & SEVERAL_OUTPUTS)
 def moved_many(node: Node, relevance: Sequence[Tensor | None]) -> Shares:
-    """As `moved`, for operations with several outputs."""
+    """Like `moved`, for operations with several outputs."""
     return transported(node, relevance)
 
 
 @register("as_strided_scatter")
 def pasted(node: Node, relevance: Tensor) -> Shares:
-    """A tensor whose view was overwritten: the view's places belong to what was written, the rest to what was there.
+    """A tensor whose view was overwritten: the view's part goes to what was written, the rest to the old value.
 
-    (Written out: the operation's own autograd formula gives a wrong gradient for the tensor written into.)
+    (Written out, because autograd's own formula gives a wrong gradient for the old value.)
     """
     named = node.arguments()
     size, stride, offset = (named[name] for name in ("size", "stride", "storage_offset"))
@@ -67,13 +67,13 @@ def summed(node: Node, relevance: Tensor) -> Shares:
 
 @register(*of_kind(Kind.ACTIVATION, Kind.POINTWISE, Kind.NORM, Kind.SOFTMAX, Kind.SAME))
 def passed(node: Node, relevance: Tensor) -> Shares:
-    """Unit by unit, the relevance of the output is the relevance of the input."""
+    """Element by element, the relevance of the input is that of the output."""
     return only(node, node.inputs[0], relevance)
 
 
 @register(*of_kind(Kind.ADDITION))
 def added(node: Node, relevance: Tensor) -> Shares:
-    """R_a = |a| / (|a| + |b|) R, and b the rest. A constant summand is a bias and takes no share."""
+    """R_a = |a| / (|a| + |b|) R, and b gets the rest. A constant summand is a bias and gets no share."""
     if len(node.inputs) == 1:
         return [unbroadcast(relevance, node.inputs[0].shape)]
     a, b = (magnitude(v.tensor) for v in node.inputs)

@@ -1,11 +1,11 @@
-"""Attribution Guided Factorization: two streams, gradients and relevance, carried backwards together.
+"""Attribution Guided Factorization: two streams, gradients and relevance, propagated backwards together.
 
-| file | what stands in it |
+| file | contents |
 |---|---|
 | `terms` | the equations, each a small function of tensors |
-| `streams` | how an explanation opens (score, gradients, first relevance) and is packed |
+| `streams` | the start of an explanation (score, gradients, initial relevance) and its result |
 | `balanced` | `agf`, our rule |
-| `published` | `agf-paper`, Algorithm 1 to the letter, and `agf-release`, what the authors' code computes |
+| `published` | `agf-paper`, exactly Algorithm 1, and `agf-release`, what the authors' code computes |
 """
 
 from classlens.methods.agf import balanced, published

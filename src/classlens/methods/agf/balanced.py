@@ -1,13 +1,13 @@
-"""`agf`, our balanced rule: the paper's terms, with each layer's energies in balance.
+"""`agf`, our balanced rule: the paper's terms, with balanced magnitudes in each layer.
 
-Read from top to bottom: the constants, `agf` (which layer gets what), then `Balanced`, whose methods are the rules,
-in the order in which they are chosen.
+Read from top to bottom: the constants, `agf` (which layer gets which rule), then `Balanced`, whose methods are the
+rules, in the order in which they are chosen.
 
     C  relevance by influence: |x| * |W|^T [R / (|W| |x| + |b|)]
     A  relevance by weight alone: |W|^T [R / (|W| 1)], where units are on
     P  (1 - mu) C + mu A
-    q  the residual: what factorisation and gradient say of each place (`terms.residual`)
-    S  coarse evidence: the relevance of the deep layers, enlarged to the image (`terms.coarse`)
+    q  the residual: evidence from factorisation and gradient at each position (`terms.residual`)
+    S  coarse evidence from deep layers: their relevance, upsampled to the image (`terms.coarse`)
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
 from classlens.methods.layers import as_map, first_layers, head_layers, over_places, patch_layers
 from classlens.methods.registry import Case, Result, method
 
-SCORE = terms.above_rivals  # what is explained of a class that competes with others
-SCORE_OF_LABEL = terms.highlighted_from_lowest  # of a class that has a probability of its own
+SCORE = terms.above_rivals  # the explained score of a class that competes with others
+SCORE_OF_LABEL = terms.highlighted_from_lowest  # the explained score of a class with an independent probability
 FORMULA = terms.BALANCED  # which terms the residual has, and how they are computed
-TERMS = (*(term for term in terms.TERMS if term not in FORMULA.without), "coarse")  # what `without=` may name
+TERMS = (*(term for term in terms.TERMS if term not in FORMULA.without), "coarse")  # the terms that `without=` accepts
 SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
-RESIDUAL = 0.2, 1.0  # lambda, the residual's size beside P, in networks of many and of few layers; between,
-FEW_LAYERS = 6.0  # (6 / how many layers have it)^2, so that a shallow network gets enough of it
+RESIDUAL = 0.2, 1.0  # lambda, the magnitude of the residual relative to P, with many and with few layers; in between,
+FEW_LAYERS = 6.0  # (6 / number of layers with a residual)^2, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
-COARSE = 1.0  # the size of S beside the map that it is added to
+COARSE = 1.0  # the magnitude of S relative to the map that it is added to
 
 Grid = tuple[int, ...]
 
@@ -48,11 +48,11 @@ Grid = tuple[int, ...]
     class_specific=True, signed=True, conserves=True, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
-    """The paper's terms with each layer's energies in balance.
+    """The paper's terms, with balanced magnitudes in each layer.
 
-    At every convolution P = (1 - mu) C + mu A, with |b| beside |W| * |x| in C's denominator: what a bias caused
-    stays there and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is brought to sum zero and
-    to lambda times P's magnitude before it is added. At the image, what the deep layers saw is added in the same way.
+    At every convolution P = (1 - mu) C + mu A. C's denominator is |W| * |x| + |b|: the share of a bias stays in the
+    layer and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is scaled to sum zero and to lambda
+    times P's magnitude before it is added. At the image, coarse evidence from deep layers is added in the same way.
     """
     tape = folded(case.tape)
     options = terms.read_options(without, only, residual, TERMS)
@@ -67,7 +67,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     if not deep and only is None:
         sweep.notes.append(
             f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "
-            "there was nothing to factorise: this is the relevance stream alone"
+            "nothing could be factorised: the map is the relevance stream alone"
         )
     if rules.seen:
         coarse = terms.coarse(rules.seen.values(), case.images.shape[2:])
@@ -76,12 +76,12 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
 
 def _grids(tape: Tape, nodes: list[Node]) -> dict[Node, Grid]:
-    """The layers that read a feature map or an image's patches, and the places these have along each axis."""
+    """The layers that read a feature map or patches of an image, and the number of positions along each axis."""
     return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == "conv2d"} | patch_layers(tape, nodes)
 
 
 def residual_weight(layers: int) -> float:
-    """lambda, for so many layers with the residual.
+    """lambda, for a number of layers with a residual.
 
     >>> residual_weight(6), residual_weight(12), residual_weight(40)
     (1.0, 0.25, 0.2)
@@ -92,13 +92,13 @@ def residual_weight(layers: int) -> float:
 
 @dataclass
 class Balanced:
-    """The rules of one explanation. Each takes a node and its output's relevance and gives its inputs' shares."""
+    """The rules of one explanation. Each takes a node and the relevance of its output, and returns shares."""
 
     streams: Streams
     options: terms.Options
     first: set[Node]  # layers that read the image
-    grids: dict[Node, Grid]  # layers between image and head that tell places apart
-    deep: set[Node]  # those among them that get the residual
+    grids: dict[Node, Grid]  # layers between image and head with spatial positions
+    deep: set[Node]  # the layers in `grids` that get the residual
     weight: float  # lambda
     seen: dict[Grid, Tensor] = field(default_factory=dict)  # by resolution, the deep layers' relevance (K,B,h,w)
 
@@ -113,7 +113,7 @@ class Balanced:
         return over_window if node.op == "max_pool2d" else rule_for(node)
 
     def at_the_image(self, node: Node, relevance: Tensor) -> Shares:
-        """z^B, then the checkerboard of a strided first layer taken out."""
+        """z^B, then smoothing to remove the checkerboard pattern of a strided first layer."""
         layer = linear_map(node)
         share = boxed(layer, relevance)
         if layer.x.dim() == 4:
@@ -121,7 +121,7 @@ class Balanced:
         return only_input(node, layer.value, share)
 
     def on_places(self, node: Node, relevance: Tensor) -> Shares:
-        """P and, in deep layers, the residual; these layers' relevance is also kept for the coarse evidence."""
+        """P and, in deep layers, the residual; the relevance of deep layers is also kept for the coarse evidence."""
         layer = linear_map(node)
         sizes = Magnitudes.of(layer)
         active = sizes.x.sign()
@@ -143,7 +143,7 @@ class Balanced:
         return 0.0 if "A" in self.options.dropped else SHARE_OF_A
 
     def influences(self, sizes: Magnitudes, relevance: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """C and A. They use the same |W|, so one adjoint on a stacked batch gives both."""
+        """C and A. Both use |W|, so one adjoint on a stacked batch computes both."""
         mu, ledger, classes = self.share_of_a, self.streams.ledger, relevance.shape[0]
         per_unit = relevance.new_empty(2 * classes, *relevance.shape[1:])
         sizes.per_unit(relevance, ledger, 1 - mu, per_unit[:classes])
@@ -156,7 +156,7 @@ class Balanced:
         return c, a
 
     def with_residual(self, node: Node, c: Tensor, phi: Tensor) -> Tensor:
-        """phi + lambda q. On a patch grid a token is a place."""
+        """phi + lambda q. On a patch grid, a token is a position."""
         x, gradient = node.inputs[0].tensor, self.streams.gradient(node)
         tokens = x.dim() == 3  # (B,tokens,C)
         if tokens:
@@ -168,28 +168,28 @@ class Balanced:
         return found[..., 0].mT if tokens else found
 
     def see(self, node: Node, share: Tensor) -> None:
-        """Keep a layer's relevance over places, beside that of the others of its resolution."""
+        """Add a layer's relevance over positions to that of the other layers of its resolution."""
         if node.inputs[0].shape[0] != self.streams.ledger.images:
-            return  # it reads windows of images, cut up along the batch, and does not see whole pictures
+            return  # it reads windows, stacked along the batch axis, not whole images
         grid = self.grids[node]
         places = over_places(share, grid)
         self.seen[grid] = self.seen[grid] + places if grid in self.seen else places
 
     def elsewhere(self, node: Node, relevance: Tensor) -> Shares:
-        """C alone, for layers that do not tell places apart: in heads, gates and squeezed layers."""
+        """C alone, for layers without spatial positions: in heads, gates and squeezed layers."""
         layer = linear_map(node)
         return only_input(node, layer.value, _influence(layer, relevance, self.streams.ledger))
 
 
 @by_blocks
 def _influence(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> Tensor:
-    """C, in which the bias takes part."""
+    """C, with the bias in the denominator."""
     sizes = Magnitudes.of(layer)
     return sizes.x * layer.adjoint(sizes.per_unit(relevance, ledger), sizes.w)
 
 
 def _skips_places(node: Node) -> bool:
-    """Whether a convolution gives a smaller feature map than it takes, so that it skips places."""
+    """Whether the output of a convolution is smaller than its input, so that it skips positions."""
     if node.op != "conv2d":
         return False
     sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
@@ -200,8 +200,8 @@ def _skips_places(node: Node) -> bool:
 class Magnitudes:
     """|x|, |W| and |b| of a linear layer.
 
-    W and b up to a factor for each output, which cancels: C and A take shares of that output's relevance. So a folded
-    normalisation's scale is taken out of the few biases instead of being put into the many weights.
+    W and b are known up to a factor for each output, which cancels, because C and A are shares of that output's
+    relevance. So the scale of a folded normalisation divides the few biases instead of multiplying the many weights.
     """
 
     layer: LinearMap
@@ -212,14 +212,14 @@ class Magnitudes:
     @classmethod
     def of(cls, layer: LinearMap) -> Magnitudes:
         x, b = layer.x.abs(), None if layer.bias is None else layer.bias.abs()
-        if layer.scale is None or not layer.scale.all():  # scaled by 0, a unit has its bias alone
+        if layer.scale is None or not layer.scale.all():  # a unit scaled by 0 has only its bias
             return cls(layer, x, layer.weight.abs(), b)
         if b is not None:
             b = b / layer.scale.abs().reshape(b.shape)
         return cls(layer, x, layer.unscaled.abs(), b)
 
     def per_unit(self, relevance: Tensor, ledger: Ledger, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
-        """R / (|W| |x| + |b|); what of R falls to |b| is written down, `weight` times."""
+        """R / (|W| |x| + |b|); the share of |b| is recorded as absorbed, `weight` times."""
         z = self.layer.forward(self.x, self.w)
         if self.b is None:
             return ledger.quotient(relevance, z, weight, out)

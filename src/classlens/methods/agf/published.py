@@ -1,6 +1,6 @@
-"""The published rules: `agf-paper`, Algorithm 1 to the letter, and `agf-release`, what the authors' code computes.
+"""The published rules: `agf-paper`, exactly Algorithm 1, and `agf-release`, what the authors' code computes.
 
-Both are one set of rules; where they differ is data (`terms.PAPER`, `terms.RELEASE`).
+Both share one set of rules; their differences are data (`terms.PAPER`, `terms.RELEASE`).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from classlens.methods.registry import Case, Result, method
 
 
 @method(
-    "agf-paper", family=FAMILY, summary="Algorithm 1 of the paper to the letter",
+    "agf-paper", family=FAMILY, summary="exactly Algorithm 1 of the paper",
     class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = None) -> Result:
-    """Every convolution gets the full rule, also the first; residual sums by Def. 1."""
+    """Every convolution gets the full rule, including the first; residual sums use Def. 1."""
     last = last_layers(case.tape)
     full = {node for node in case.tape.nodes if node.op == "conv2d" and node not in last}
     return _run(case, terms.PAPER, full, set(), terms.read_options(without, only))
 
 
 @method(
-    "agf-release", family=FAMILY, summary="what the authors' released code computes, numerically",
+    "agf-release", family=FAMILY, summary="numerically what the authors' released code computes",
     class_specific=True, signed=True, conserves=False, scalars=True, paper=PAPER,
 )  # fmt: skip
 def agf_release(
     case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None
 ) -> Result:
-    """The full rule at spatial convolutions that meet an activation before a sum, z^B at the image."""
+    """The full rule at spatial convolutions that are followed by an activation before a sum, z^B at the image."""
     tape = case.tape
     first, last = first_layers(tape), last_layers(tape)
     inside = [node for node in tape.nodes if node not in first and node not in last]
@@ -66,14 +66,14 @@ def _run(case: Case, formula: terms.Formula, full: set[Node], boxes: set[Node], 
     rules = Published(streams, formula, options, full, boxes, flattened)
     sweep = propagate(tape, streams.start, rules.choose, rules.merge, streams.ledger, streams.watch)
     relevance = sweep.relevance
-    if formula is terms.RELEASE:  # the released map is divided by its largest value over colours and places
+    if formula is terms.RELEASE:  # the released map is divided by its maximum over colours and positions
         relevance = divide(relevance, terms.per_image_max(relevance))
     return streams.result(sweep, relevance)
 
 
 @dataclass(frozen=True)
 class Published:
-    """The rules of one explanation. Each takes a node and its output's relevance and gives its inputs' shares."""
+    """The rules of one explanation. Each takes a node and the relevance of its output, and returns shares."""
 
     streams: Streams
     formula: terms.Formula
@@ -97,7 +97,7 @@ class Published:
         return self.signed_sum if node.op in RELEASED_SUMS else rule_for(node)
 
     def after_flatten(self, node: Node, relevance: Tensor) -> Shares:
-        """The first linear layer: C with the residual M, computed on the feature map as it was before flattening."""
+        """The first linear layer: C with the residual M, computed on the feature map before flattening."""
         layer, shape, formula = linear_map(node), self.flattened[node], self.formula
         c = absolute(layer, relevance, formula.quotient)
         gradient = self.streams.gradient(node)
@@ -133,17 +133,17 @@ class Published:
         return only_input(node, layer.value, absolute(layer, relevance, self.formula.quotient))
 
     def relu(self, node: Node, relevance: Tensor) -> Shares:
-        """Relevance passes where the unit is on."""
+        """Relevance passes where the unit is active."""
         x = node.inputs[0].tensor
         return [torch.where(x > 0, x * self.formula.quotient(relevance, x), 0)]
 
     def signed_sum(self, node: Node, relevance: Tensor) -> Shares:
-        """R_a = a R / (a + b): Def. 1 for sums, means and pools, with signed values. A constant summand gets none."""
+        """R_a = a R / (a + b): Def. 1 for sums, means and pools, with signed values. A constant gets no share."""
         if node.op == "add" and len(node.inputs) == 1:
             return rule_for(node)(node, relevance)
         return proportional(node, relevance, lambda x: x, self.formula.quotient)
 
     def merge(self, value: Value, shares: list[Tensor]) -> Tensor:
-        """The released "clone": relevance of a value used twice is dropped where the unit is exactly 0."""
+        """The released "clone": the relevance of a value with two uses is dropped where the unit is exactly 0."""
         x = value.tensor
         return x * sum(self.formula.quotient(share, x) for share in shares)

@@ -1,6 +1,6 @@
 """The two streams of AGF: the gradients of a score, and the relevance that starts from them.
 
-Every variant opens them, sweeps once with rules of its own, and packs what came out:
+Every variant opens the streams, sweeps once with its own rules, and returns the result:
 
     streams = open_streams(case, tape, top=head_layers(tape), full=deep, score=terms.above_rivals)
     sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch)
@@ -29,16 +29,16 @@ FAMILY = "attribution-guided factorisation"
 
 @dataclass(frozen=True)
 class Streams:
-    """The two streams at the top of the network, and where the sweep writes down what it keeps."""
+    """The two streams at the top of the network, and the records that the sweep writes."""
 
     tape: Tape
     gradients: dict[Value, Tensor]  # of the score, at the layers that need them
-    start: dict[Value, Tensor]  # the first relevance, x * gradient at the head's input
+    start: dict[Value, Tensor]  # the initial relevance, x * gradient at the input of the head
     ledger: Ledger
-    trace: dict[Node, dict[str, Tensor]] | None  # each layer's terms; None: nobody asked for them
+    trace: dict[Node, dict[str, Tensor]] | None  # the terms of each layer; None: not requested
 
     def gradient(self, node: Node) -> Tensor:
-        """The gradient at a layer's input through that layer."""
+        """The gradient at the input of a layer, through that layer."""
         return own_gradient(self.tape, node, self.gradients)
 
     def note(self, node: Node, **terms: Tensor) -> None:
@@ -48,7 +48,7 @@ class Streams:
 
     @property
     def watch(self) -> Watch | None:
-        """What the sweep calls after each step: notes the relevance that left the node."""
+        """The callback of the sweep after each step: keeps the relevance that left the node."""
         return None if self.trace is None else self._note_shares
 
     def _note_shares(self, node: Node, arrived: Sequence[Tensor | None], shares: Shares) -> None:
@@ -65,13 +65,13 @@ class Streams:
 
 
 def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], score: OfClass) -> Streams:
-    """The score, evidence at the inputs of `top`, and gradients at `top` and `full`: one backward pass a class."""
+    """The score, evidence at the inputs of `top`, and gradients at `top` and `full`: one backward pass per class."""
     logits = tape.logits.detach().requires_grad_()
-    alone = logits.shape[1] == 1  # no other class to be compared with: the logit itself is the score
+    alone = logits.shape[1] == 1  # no other class to compare with: the logit itself is the score
     if not alone:
         _refuse_equal(logits)
     with torch.enable_grad():
-        scores = case.scores(logits, picked if alone else score)  # of a callable, the number that it gives
+        scores = case.scores(logits, picked if alone else score)  # for a callable, its value
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
     gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]))
     start = evidence_at(tape, top, gradients)

@@ -1,7 +1,7 @@
 """The terms of Attribution Guided Factorization, each a small function of tensors.
 
-Shapes: x (B,C,H,W) is a layer's input and does not depend on the class; its gradient, relevance and every term
-have one leading axis for the classes, (K,B,C,H,W), maps (K,B,1,H,W). All sums and maxima are per class and image.
+Shapes: x (B,C,H,W) is the input of a layer and does not depend on the class. Its gradient, relevance and every term
+have a leading axis for the classes, (K,B,C,H,W); maps are (K,B,1,H,W). All sums and maxima are per class and image.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor
 from classlens.core.rules.generic import Quotient, divide, divide_released
 from classlens.errors import MethodError
 
-TERMS = "A", "Fx", "Fdx", "M", "gate"  # what `without=` may name
+TERMS = "A", "Fx", "Fdx", "M", "gate"  # the terms that `without=` accepts
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Where paper, released code and our rule differ, as data."""
+    """The differences between the paper, the released code and our rule, as data."""
 
     sharpness: float  # H = sigmoid(sharpness * Y)
     ridge: float  # W = (R'R + ridge I)^-1 R'H
     zero_is_background: bool  # the background is phi <= 0, or phi < 0
     normalise_factors: bool  # divide F by its maximum
     shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
-    gate_by_place: bool  # the gate reads C's mean over channels, or C itself
+    gate_by_place: bool  # the gate uses the mean of C over channels, or C itself
     quotient: Quotient
-    without: frozenset[str] = frozenset()  # terms of the residual that it does not have: "Fx", "Fdx", "M", "gate"
+    without: frozenset[str] = frozenset()  # terms that the residual omits: "Fx", "Fdx", "M", "gate"
 
 
 PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
 RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
-BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so either way a gate is little more than a half
+BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so the gate is little more than 1/2 either way
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which terms an explanation uses."""
+    """The terms that an explanation uses."""
 
-    dropped: frozenset[str] = frozenset()  # names of terms that are left out
-    gradcam: bool = False  # instead of F_x + M, what Grad-CAM would show at the layer
+    dropped: frozenset[str] = frozenset()  # names of omitted terms
+    gradcam: bool = False  # use Grad-CAM of the layer instead of F_x + M
 
     @property
     def has_residual(self) -> bool:
@@ -55,7 +55,7 @@ def read_options(
     without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None,
     known: tuple[str, ...] = TERMS,
 ) -> Options:  # fmt: skip
-    """A method's options as its user wrote them.
+    """Parse the options of a method as the user wrote them.
 
     >>> sorted(read_options(without=["M", "gate"]).dropped)
     ['M', 'gate']
@@ -63,13 +63,13 @@ def read_options(
     dropped = frozenset([without] if isinstance(without, str) else without)
     if only is not None:
         if only != "C":
-            raise MethodError(f"only={only!r} is not known; only=C drops every term of the residual")
+            raise MethodError(f"unknown only={only!r}; only=C drops every term of the residual")
         dropped |= set(known) - {"gate"}
     unknown = dropped - set(known)
     if unknown:
-        raise MethodError(f"without={sorted(unknown)[0]!r} is not known; the terms are {', '.join(known)}")
+        raise MethodError(f"unknown without={sorted(unknown)[0]!r}; the terms are {', '.join(known)}")
     if residual not in (None, "gradcam"):
-        raise MethodError(f"residual={residual!r} is not known; there is residual=gradcam")
+        raise MethodError(f"unknown residual={residual!r}; the only choice is residual=gradcam")
     return Options(dropped, residual == "gradcam")
 
 
@@ -84,7 +84,7 @@ def normalised(t: Tensor, quotient: Quotient = divide) -> Tensor:
 
 
 def highlighted(logits: Tensor, targets: Tensor) -> Tensor:
-    """Eq. 7: softmax of the logits weighted by closeness to the target's; the target's own entry, (B,K).
+    """Eq. 7: softmax of the logits, weighted by closeness to the target's logit; the target's own entry, (B,K).
 
     sigma = max_i |y_i - y_t|;  yhat = softmax(y_t exp(-((y - y_t) / sigma)^2 / 2)).
     """
@@ -92,13 +92,13 @@ def highlighted(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def highlighted_from_lowest(logits: Tensor, targets: Tensor) -> Tensor:
-    """Eq. 7 that also serves a class the network does not find.
+    """Eq. 7, extended to classes that the network does not predict.
 
-    A softmax does not see where logits are counted from; Eq. 7, which multiplies by y_t, does, and below zero its bump
-    is a dent: what speaks for other classes would count for this one. There, logits are counted from the smallest.
+    A softmax is invariant to a shift of the logits. Eq. 7 multiplies by y_t and is not: for a negative y_t, evidence
+    for other classes would count for this one. There, logits are measured relative to the smallest one.
     """
     y_t, lowest = logits.gather(1, targets), logits.amin(1, keepdim=True)
-    # The least likely class of all would be counted from itself, and no gradient would be left.
+    # The least likely class would be measured relative to itself, and its gradient would vanish.
     lowest = torch.where(y_t > lowest, lowest, lowest.detach())
     return _highlighted(logits, targets, torch.where(y_t < 0, lowest, 0)[:, :, None])
 
@@ -117,10 +117,10 @@ LARGEST_WEIGHT = 0.2  # of a single rival
 def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
     """The class above its rivals, none of which dominates: y_t - sum_{k != t} p_k y_k; (B,K).
 
-    p = softmax(beta y) over the other classes, a constant. beta is 1 / std(y) or, where a single rival would then
-    weigh more than a fifth, smaller, until it weighs a fifth. So a second breed of the same dog is one rival among
-    many: what the two have in common stays evidence for both, and another object in the picture still speaks against.
-    Like the softmax, and unlike Eq. 7, the score does not see where logits are counted from.
+    p = softmax(beta y) over the other classes, treated as a constant. beta is 1 / std(y) or, if a single rival would
+    then weigh more than a fifth, smaller, so that it weighs a fifth. So a second dog breed is one rival among many:
+    what the two have in common stays evidence for both, and another object in the picture is still evidence against.
+    Like the softmax, and unlike Eq. 7, the score is invariant to a shift of the logits.
     """
     every = logits[:, None, :].expand(-1, targets.shape[1], -1)  # (B,K,C)
     rivals = every.detach().double().scatter(2, targets[:, :, None], -torch.inf)
@@ -132,15 +132,15 @@ def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _weights(beta: Tensor, below: Tensor) -> Tensor:
-    """exp(beta (y_k - y_max)): 1 for the likeliest rival, 0 for the class itself (-inf)."""
+    """exp(beta (y_k - y_max)): 1 for the most likely rival, 0 for the class itself (-inf)."""
     return torch.exp(beta * below).nan_to_num(0.0)  # 0 * -inf
 
 
 def _sharpness(below: Tensor, most: Tensor) -> Tensor:
-    """beta (B,K,1): the largest up to `most` at which no rival weighs more than LARGEST_WEIGHT.
+    """beta (B,K,1): the largest value up to `most` for which no rival weighs more than LARGEST_WEIGHT.
 
-    The likeliest rival weighs 1 / sum_k exp(beta (y_k - y_max)), which grows with beta: bisection finds the place.
-    With so few rivals that each weighs more already at beta = 0, beta is 0, and the mean of the others is taken off.
+    The most likely rival weighs 1 / sum_k exp(beta (y_k - y_max)), which grows with beta: bisection finds the value.
+    With so few rivals that each weighs more even at beta = 0, beta is 0, and the mean of the others is subtracted.
     """
 
     def shared(beta: Tensor) -> Tensor:
@@ -161,13 +161,13 @@ def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Ten
 
 
 def gradcam_residual(x: Tensor, gradient: Tensor) -> Tensor:
-    """Ablation: what Grad-CAM would show at this layer."""
+    """Ablation: Grad-CAM of this layer."""
     return (x * gradient.mean((-2, -1), keepdim=True)).mean(-3, keepdim=True).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """What the factorisation and the gradient say of a layer's places; F_x, F_dx and M are (K,B,1,H,W)."""
+    """Evidence from factorisation and gradient at the positions of a layer; F_x, F_dx and M are (K,B,1,H,W)."""
 
     f_x: Tensor
     f_dx: Tensor
@@ -180,14 +180,14 @@ class Residual:
         return self.f_dx + (self.f_x + self.m) * self.gate
 
     def named(self) -> dict[str, Tensor]:
-        """The terms as a trace calls them."""
+        """The terms by their names in a trace."""
         return {"F_x": self.f_x, "F_dx": self.f_dx, "M": self.m}
 
 
 def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: Options) -> Residual:
     """F_dx, F_x, M and the gate 1 / (1 + exp(-C)) of a layer's input x, its gradient and its C.
 
-    C, averaged over channels, tells the foreground (positive) from the background.
+    C, averaged over channels, separates the foreground (positive) from the background.
     """
     partition, nothing = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
     dropped = options.dropped | formula.without
@@ -201,7 +201,7 @@ def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: 
 
 
 def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
-    """F+: how much more each place is like the foreground's mean feature than like the background's (Eq. 10).
+    """F+: how much closer each position is to the mean feature of the foreground than of the background (Eq. 10).
 
     `y` is (B,C,H,W), shared by the classes, or (K,B,C,H,W); `partition` (K,B,1,H,W) is positive on the foreground.
     H = sigmoid(s Y) = R W with R = [R_b R_f], the two means; W by (ridge) least squares, non-negative;
@@ -210,12 +210,12 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     phi = partition.flatten(2)  # (K,B,N)
     back = phi <= 0 if formula.zero_is_background else phi < 0
     sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
-    # sigmoid(s y / max y), with the small factor divided first: one pass over the features less
+    # sigmoid(s y / max y), with the small factor divided first: saves one pass over the features
     scale = formula.quotient(torch.full_like(top := per_image_max(y), formula.sharpness), top)
     h = (y * scale).sigmoid_().flatten(-2)  # ([K,]B,C,N)
     means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
-    # The two means are nearly parallel, so the 2x2 solve and the difference of its rows are float64, and the
-    # difference is taken before the long dot product with H, not after.
+    # The two means are nearly parallel, so the 2x2 solve and the difference of its rows use float64, and the
+    # difference is computed before the long dot product with H.
     gram = means.mT @ means
     inverse = torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else _ridge_inverse(gram, formula.ridge)
     rows = inverse @ means.mT
@@ -269,37 +269,37 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
 
 
 def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
-    """carrier + weight * residual over the active units, the residual brought to sum 0 and to the carrier's magnitude.
+    """carrier + weight * residual over the active units, with the residual scaled to sum 0 and the carrier's magnitude.
 
-    Both keep their meaning in deep and shallow layers alike: the carrier's sum is conserved (Def. 2), and the
-    residual neither drowns the class evidence nor vanishes beside it. `residual` has one value a place, (K,B,1,H,W):
-    its sums over all units are sums over places, weighted by how many units are active there.
+    This works in deep and shallow layers alike: the sum of the carrier is conserved (Def. 2), and the residual neither
+    dominates the class evidence nor vanishes. `residual` has one value per position, (K,B,1,H,W): its sums over all
+    units are sums over positions, weighted by the number of active units.
     """
     sign = carrier.sign()
     size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
-    active = sign.abs_()  # 1 where a unit is on: numbers, since truth values are slow to compute with on a CPU
+    active = sign.abs_()  # 1 where a unit is active: floats, since booleans are slow on a CPU
     count = active.sum(2, keepdim=True).double()
     return torch.addcmul(carrier, active, (weight * size * _centred(residual, count)).to(carrier))
 
 
 def _centred(residual: Tensor, count: Tensor) -> Tensor:
-    """A residual (K,B,1,H,W) over `count` units at each place: sum 0, magnitude 1; float64."""
+    """A residual (K,B,1,H,W) over `count` units at each position: sum 0, magnitude 1; float64."""
     axes = (2, 3, 4)
     whole = (count * residual.abs()).sum(axes, keepdim=True)
     centred = residual - divide((count * residual).sum(axes, keepdim=True), count.sum(axes, keepdim=True))
     own = (count * centred.abs()).sum(axes, keepdim=True)
-    # A residual that is the same everywhere says nothing; what centring leaves of it is rounding.
+    # A constant residual carries no information; after centring, only rounding errors remain.
     says_something = own > 100 * torch.finfo(residual.dtype).eps * whole
     return divide(centred, own) * says_something
 
 
 def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
-    """S: what deep layers saw where, at the image's size; (K,B,1,H,W).
+    """S: coarse evidence from deep layers, at the size of the image; (K,B,1,H,W).
 
-    `seen` has, for each resolution, relevance over places (K,B,h,w). Each is enlarged and brought to sum 0 and to
+    `seen` has the relevance over positions (K,B,h,w) for each resolution. Each is upsampled and scaled to sum 0 and
     magnitude 1, so that no resolution outweighs another.
     """
-    # Classes stand in the place of channels: interpolation treats each by itself.
+    # Classes take the place of channels: interpolation treats each separately.
     large = [F.interpolate(places, tuple(size), mode="bilinear")[:, :, None] for places in seen]
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
@@ -307,15 +307,15 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
     """A [1 2 1]/4 filter along both axes over the active units of each channel; the sum is conserved.
 
-    Strided convolutions hand relevance to every second place only; this takes the checkerboard out. `t` is 0 where
-    `active` is; elsewhere the norm is at least the filter's centre, 1/4.
+    Strided convolutions pass relevance only to every second position; this removes the checkerboard. `t` is 0 where
+    `active` is 0; elsewhere the norm is at least the centre of the filter, 1/4.
     """
     norm = _blur(active.to(t)).clamp_(min=0.25)
     return _blur(t / norm).mul_(active)
 
 
 def _blur(t: Tensor) -> Tensor:
-    for axis in (-2, -1):  # sums of shifted slices: a convolution with one channel would be far slower
+    for axis in (-2, -1):  # sums of shifted slices: a single-channel convolution would be far slower
         out = 0.5 * t
         size = t.shape[axis]
         out.narrow(axis, 1, size - 1).add_(t.narrow(axis, 0, size - 1), alpha=0.25)
