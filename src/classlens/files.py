@@ -17,7 +17,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,26 @@ def remove_drafts(folder: Path, name: str = "*", seconds: float = 0.0) -> None:
     >>> remove_drafts(Path("run/rows/pointing"), seconds=3600)      # a newer draft may still be in use
     """
     for draft in folder.glob(f".{name}.*.part"):
-        if time.time() - draft.stat().st_mtime >= seconds:
-            draft.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its writer has just finished
+            if time.time() - draft.stat().st_mtime >= seconds:
+                draft.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time is inside of this for a folder; a killed one lets the next in.
+
+    >>> with locked(Path("run")):
+    ...     write_json(Path("run/manifest.json"), [*json.loads(Path("run/manifest.json").read_text()), entry])
+
+    Where the system or the disk knows no locks, nobody waits.
+    """
+    with (folder / ".lock").open("ab") as file:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _draft(path: Path) -> Path:

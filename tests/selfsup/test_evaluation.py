@@ -173,7 +173,7 @@ def test_a_broken_picture_is_told(masked: Path, made: Path, tmp_path: Path) -> N
         settings("segmentation", tmp_path / "data", made, methods=("lrp",), modes=("none",)), tmp_path / "run"
     )
     assert len(outcome.notes) == 1
-    assert outcome.notes[0].startswith("3.png, lrp, none: ")
+    assert outcome.notes[0].startswith("3.png: ")
     assert len(rows(tmp_path / "run", "segmentation")) == 8
 
 

@@ -131,7 +131,7 @@ def _name(source: object) -> str:
 def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> BinaryIO:
     """A seekable, non-empty stream of the image's bytes, from its start, that the caller may close."""
     if isinstance(source, str | os.PathLike):
-        stream: BinaryIO = _open_file(source, name)
+        stream: BinaryIO = open_regular(source, name)
     elif isinstance(source, bytes):
         stream = io.BytesIO(source)
     elif hasattr(source, "read"):
@@ -150,8 +150,12 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
     return stream
 
 
-def _open_file(path: str | os.PathLike[str], name: str) -> BinaryIO:
-    """Open a regular file without blocking. Refuses a FIFO, which blocks, and a device, which may never end."""
+def open_regular(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    """Open a regular file without blocking. Refuses a FIFO, which blocks, and a device, which may never end.
+
+    >>> with open_regular("photo.jpg", "the photo") as file:
+    ...     file.read(3)
+    """
     try:
         file = os.open(path, _FLAGS)
     except FileNotFoundError:

@@ -31,7 +31,18 @@ from classlens.data.images import open_image
 from classlens.data.masks import IGNORE, Mask, anything_but_zero, class_indices, read_mask, trimap
 from classlens.errors import DataError, ImageError, printable
 
-__all__ = ["LAYOUTS", "Dataset", "Divided", "Item", "Layout", "data_hash", "open_dataset", "open_divided", "size_of"]
+__all__ = [
+    "LAYOUTS",
+    "Dataset",
+    "Divided",
+    "Item",
+    "Layout",
+    "data_hash",
+    "open_dataset",
+    "open_divided",
+    "size_of",
+    "told_apart",
+]
 
 _PLAIN_NAMES = {"val", "train", "test", "images", "voc2012", "vocdevkit", "data", ""}
 
@@ -170,6 +181,25 @@ def open_divided(path: str | os.PathLike[str], seed: int = 0) -> Divided:
         return Divided(found, (tuple(train_items), tuple(val_items)))
     train_items, val_items, neither = ([i for i in found.items if i.split == split] for split in (*SPLITS, ""))
     return Divided(found, (tuple(train_items), tuple(val_items)), tuple(neither))
+
+
+def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """Data sets whose names differ: where folders have one name, those above them are said too.
+
+    >>> [dataset.name for dataset in told_apart([open_dataset("a/pics"), open_dataset("b/pics")])]
+    ['a/pics', 'b/pics']
+    """
+    found = []
+    for mine in datasets:
+        same = [dataset.root.resolve() for dataset in datasets if dataset.name == mine.name]
+        root = mine.root.resolve()
+        if same.count(root) > 1:
+            raise DataError(f"{mine.root} is given twice: give a data set once")
+        parts = next(
+            n for n in range(1, len(root.parts) + 1) if [p.parts[-n:] for p in same].count(root.parts[-n:]) < 2
+        )
+        found.append(mine if len(same) < 2 else replace(mine, name=printable("/".join(root.parts[-parts:]))))
+    return found
 
 
 def data_hash(dataset: Dataset, items: Sequence[Item]) -> str:

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +97,8 @@ def _as_tuple(explained: int | list[int]) -> tuple[int, ...]:
 def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) -> Shown | None:
     """Explain the picture again with every method; drawings are kept in RUN/pictures."""
     units = units_of(dispute.part, dispute.config, plan, store)
-    image = _image(worker, dispute.part, dispute.config, next(unit for unit in units if dispute.image in unit.rows))
+    unit = next(unit for unit in units if dispute.image in unit.rows)
+    image = _image(worker, dispute.part, dispute.config, unit)
     if image is None:
         return None
     picture, labels = worker.network.preprocess.restore(image), worker.network.labels
@@ -106,8 +108,8 @@ def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) 
     drawn: dict[str, tuple[float, bytes]] = {}
     tape = None
     for method, score in dispute.scores.items():
-        key = json.dumps([worker.network.id, method, dispute.part.dataset.name, dispute.image, dispute.config.hash])
-        name = f"pictures/{text_hash(key, 20)}.jpg"
+        key = [worker.network.id, method, dispute.part.dataset.name, dispute.image, dispute.config.hash, unit.content]
+        name = f"pictures/{text_hash(json.dumps(key), 20)}.jpg"
         if not (store.root / name).exists():
             tape = tape or worker.network.record(image[None])
             maps = maps_of(worker.network, tape, torch.tensor([dispute.explained]), method, seed)[0]
@@ -121,7 +123,7 @@ def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) 
 def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) -> dict[str, list[tuple[str, float]]]:
     """For each method the operations that take most of its time, with their share; measured once, on one picture."""
     file = store.root / "ops.json"
-    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known: dict[str, Any] = _known_ops(file)
     found = {}
     images = None
     for method in settings.methods:
@@ -132,6 +134,19 @@ def slowest_ops(worker: Worker, part: Part, settings: Settings, store: Store) ->
             store.write_text("ops.json", json.dumps(known, indent=1))
         found[method] = [(name, share) for name, share in known[key]]
     return found
+
+
+def _known_ops(file: Path) -> dict[str, Any]:
+    """What was measured before; whatever else stands in its place is measured again."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {
+        key: ops
+        for key, ops in (found.items() if isinstance(found, dict) else ())
+        if isinstance(ops, list) and all(isinstance(op, list) and [*map(type, op)] == [str, float] for op in ops)
+    }
 
 
 def _profile(worker: Worker, images: Tensor | None, method: str, seed: int) -> list[tuple[str, float]]:

@@ -140,6 +140,7 @@ class Unit:
     items: tuple[Item, ...]  # what has to be read for it
     rows: tuple[str, ...]  # the pictures that its rows are about
     classes: tuple[int, ...] = ()  # to be explained, where planning decides that
+    content: str = ""  # what its pictures hold, once that is known: rows are kept under it
 
 
 @dataclass(frozen=True, eq=False)

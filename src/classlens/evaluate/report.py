@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from classlens.evaluate import curves, gallery, tables
 from classlens.evaluate.page import TIME, Page
 from classlens.evaluate.panels import Panel
-from classlens.evaluate.plan import Part, Plan, units_of
+from classlens.evaluate.plan import Part, Plan, wanted
 from classlens.evaluate.registry import TESTS, Config
 from classlens.evaluate.settings import Settings
-from classlens.evaluate.store import Store, where
+from classlens.evaluate.store import Store, current, where
 from classlens.evaluate.tables import Table
 from classlens.evaluate.worker import Worker
 from classlens.render import png
@@ -42,7 +42,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     model = plan.model
     results = collect(store, plan)
     built = [tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results]
-    skipped = _skipped(store, plan, model)
+    skipped = skipped_rows(store, plan)
     notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
     panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in _panels(table, rows)]
     built = _with_differences(built, results, settings)
@@ -88,9 +88,8 @@ def collect(store: Store, plan: Plan) -> list[tuple[Part, Config, Rows]]:
     read = {kind: store.read(kind) for kind in {config.kind for part in plan.parts for config in part.configs}}
     for part in plan.parts:
         for config in part.configs:
-            names = [name for unit in units_of(part, config, plan, store) for name in unit.rows]
-            same = {"model": plan.model, "data": part.dataset.name, "config": config.hash, "image": names}
-            chosen = where(read[config.kind], **same)
+            mine = where(read[config.kind], model=plan.model, data=part.dataset.name, config=config.hash)
+            chosen = current(mine, wanted(part, config, plan, store))
             found.append((part, config, {method: where(chosen, method=method) for method in plan.methods}))
     return found
 
@@ -98,12 +97,15 @@ def collect(store: Store, plan: Plan) -> list[tuple[Part, Config, Rows]]:
 # ------------------------------------------------------------------------------------------------- what to say
 
 
-def _skipped(store: Store, plan: Plan, model: str) -> list[dict[str, Any]]:
+def skipped_rows(store: Store, plan: Plan) -> list[dict[str, Any]]:
     """Pictures, or pictures with a method, that gave no row; each with its reason, once."""
-    names = {(part.dataset.name, item.name) for part in plan.parts for item in part.items}
-    rows = where(store.read("skipped"), model=model).select(["data", "image", "method", "reason"]).to_pylist()
-    unique = {(row["data"], row["image"], row["method"], row["reason"]): row for row in rows}
-    return [row for row in unique.values() if (row["data"], row["image"]) in names]
+    rows = list(plan.broken)
+    table = where(store.read("skipped"), model=plan.model, method=plan.methods)
+    for part in plan.parts:
+        for config in part.configs:
+            mine = where(table, data=part.dataset.name, config=config.hash)
+            rows += current(mine, wanted(part, config, plan, store)).to_pylist()
+    return list({(row["data"], row["image"], row["method"], row["reason"]): row for row in rows}.values())
 
 
 def _failures(skipped: Sequence[dict[str, Any]], settings: Settings) -> list[str]:
@@ -147,7 +149,7 @@ def _about(model: str, settings: Settings) -> str:
 
 
 def _last_run(store: Store) -> str:
-    """What the manifest says of this run."""
+    """What the manifest says of the last command; another process may have begun one meanwhile."""
     file = store.root / "manifest.json"
     return json.dumps(json.loads(file.read_text(encoding="utf-8"))["runs"][-1], indent=2) if file.exists() else ""
 

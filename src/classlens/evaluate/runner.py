@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import torch
-
-from classlens.data.layouts import data_hash
-from classlens.evaluate.plan import Plan, Shard, make_plan, work
+from classlens.evaluate import manifest, older
+from classlens.evaluate.contents import Contents
+from classlens.evaluate.plan import PREDICTION, Plan, Shard, make_plan, work
 from classlens.evaluate.report import Report, write
 from classlens.evaluate.settings import Settings
 from classlens.evaluate.store import Store
@@ -30,7 +23,6 @@ from classlens.progress import Progress, silent
 R = TypeVar("R")
 
 _REQUIRED = ("clean forward", "method", "further method", "further forward")  # the rest is overhead
-_PACKAGES = ("classlens", "torch", "torchvision", "timm", "captum", "numpy", "pillow", "pyarrow", "ray")
 
 
 class Executor(Protocol):
@@ -92,41 +84,60 @@ def run_and(
     begun = time.perf_counter()
     # On a cluster the GPUs are elsewhere: here the model only says what it is.
     worker = Worker(replace(settings, device="cpu") if cluster else settings)
-    plan = make_plan(settings, worker)
     store = Store(out)
-    entry = _manifest(settings, worker, plan, command, cluster)
-    _write_manifest(store, entry)
-    seconds = _measure(plan, settings, worker, store, cluster, progress)
+    earlier = manifest.read(store)
+    store.timings()  # what another version wrote is refused now, not after the work
+    contents = Contents(store.root / "contents.json")
+    plan = make_plan(settings, worker, contents)
+    contents.save()
+    entry = manifest.entry(settings, worker, plan, command, cluster)
+    plan = _with_notes(plan, [*manifest.notes(earlier, entry), *older.changed(plan, store)])
+    manifest.write(store, entry)
+    plan, seconds = _measure(plan, settings, worker, store, cluster, progress, earlier)
     store.compact()
     written = report(store, plan, settings, worker)
-    entry |= {"finished": _now(), "seconds": seconds | {"everything": round(time.perf_counter() - begun, 3)}}
-    _write_manifest(store, entry)
+    passed = round(time.perf_counter() - begun, 3)
+    entry |= {"finished": manifest.now(), "seconds": seconds | {"everything": passed}, "notes": list(plan.notes)}
+    manifest.write(store, entry)
     return written
 
 
+def _with_notes(plan: Plan, notes: Sequence[str]) -> Plan:
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
+
+
 def _measure(
-    plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress
-) -> dict[str, float]:
-    """Do the missing work. Gives seconds by stage, summed over workers, and the time that passed."""
+    plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress,
+    earlier: Sequence[manifest.Entry],
+) -> tuple[Plan, dict[str, float]]:  # fmt: skip
+    """Do the missing work. Gives the plan with what was noticed, and seconds: by stage, summed over workers."""
     seconds: Counter[str] = Counter()
     begun = time.perf_counter()
     executor = _executor(settings, worker, cluster)
+    adopted, broken = older.Adopted(), []
     try:
         # Some tests make their units of pictures that are classified, so all pictures come first.
         for kind in ("pictures", "units"):
+            adopted |= older.adopt(plan, store, earlier, late=kind == "units")
             shards = work(plan, store, settings.images_at_once, late=kind == "units")
             # Tests and data sets differ in cost: mixed, the first shards tell how long the others take.
             random.Random(0).shuffle(shards)
             done, total = 0, sum(shard.rows for shard in shards)
             for result in executor.map(shards):
                 _keep(result, kind, plan.model, store)
+                broken += [row for row in result.rows if row["test"] == "skipped" and row["method"] == PREDICTION]
                 seconds.update(result.seconds)
                 done += result.done
                 progress(f"scores of {kind}", done, total)
     finally:
         executor.close()
+    broken.sort(key=lambda row: (row["data"], row["image"]))
+    plan = replace(_with_notes(plan, adopted.notes()), broken=tuple(broken))
+    return plan, _rounded(seconds, time.perf_counter() - begun, cluster)
+
+
+def _rounded(seconds: Counter[str], passed: float, cluster: str | None) -> dict[str, float]:
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
-    passed = time.perf_counter() - begun
     overhead = {} if cluster else {"overhead": round(passed - sum(seconds[stage] for stage in _REQUIRED), 3)}
     return rounded | overhead | {"measuring": round(passed, 3)}
 
@@ -146,78 +157,3 @@ def _executor(settings: Settings, worker: Worker, cluster: str | None) -> Execut
     from classlens.evaluate.cluster import RayExecutor
 
     return RayExecutor(settings, cluster)
-
-
-# ---------------------------------------------------------------------------------------------------- manifest
-
-
-def _manifest(
-    settings: Settings, worker: Worker, plan: Plan, command: Sequence[str], cluster: str | None
-) -> dict[str, Any]:
-    return {
-        "command": list(command),
-        "begun": _now(),
-        "finished": None,
-        "seed": settings.seed,
-        "cluster": cluster,
-        "versions": versions(),
-        "revision": _revision(),
-        "machine": {"system": platform.platform(), "threads": torch.get_num_threads(), "device": settings.device},
-        "model": {"name": settings.model, "id": worker.network.id, "preprocess": worker.network.preprocess.to_json()},
-        "data": [
-            {
-                "name": part.dataset.name,
-                "layout": part.dataset.layout,
-                "pictures": len(part.items),
-                "of": len(part.dataset.items),
-                "hash": data_hash(part.dataset, part.items),
-            }
-            for part in plan.parts
-        ],
-        "configs": {config.hash: config.to_json() for part in plan.parts for config in part.configs},
-        "settings": settings.to_json(),
-        "notes": list(plan.notes),
-    }
-
-
-def _write_manifest(store: Store, entry: dict[str, Any]) -> None:
-    """manifest.json holds every command that worked on this folder; the last one is this one."""
-    file = store.root / "manifest.json"
-    try:
-        earlier = json.loads(file.read_text(encoding="utf-8"))["runs"]
-    except (OSError, ValueError, KeyError):
-        earlier = []
-    if earlier and earlier[-1]["begun"] == entry["begun"]:
-        earlier.pop()
-    store.write_text("manifest.json", json.dumps({"runs": [*earlier, entry]}, indent=2) + "\n")
-
-
-def versions() -> dict[str, str]:
-    """What was run: Python and the packages that decide what a run finds."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _revision() -> str | None:
-    """The git revision of this package, if it runs from a checkout (and not from inside someone else's)."""
-    folder = Path(__file__).parent
-    try:
-        for arguments in (
-            ("ls-files", "--error-unmatch", "../errors.py"),
-            ("describe", "--always", "--dirty", "--abbrev=40"),
-        ):
-            done = subprocess.run(
-                ("git", "-C", str(folder), *arguments), capture_output=True, text=True, timeout=10, check=True
-            )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.data.layouts import Dataset, Item, open_dataset, told_apart
 from classlens.data.masks import IGNORE, Mask
 from classlens.errors import ClasslensError, ImageError, ModelError
 from classlens.evaluate.plan import PREDICTION, Shard
@@ -55,7 +55,7 @@ class Worker:
             torch.set_num_threads(settings.threads)
         self.settings = settings
         self.network = Network(load(settings.model, settings.weights, settings.device), settings.frame)
-        datasets = [open_dataset(path, settings.split) for path in settings.data]
+        datasets = told_apart([open_dataset(path, settings.split) for path in settings.data])
         self.explainer = settings.explainer(self.network, settings.methods, settings.frame, settings.seed)
         self.subjects = tuple(Subject(self.network, dataset, self.explainer.offers) for dataset in datasets)
         self._watch = Stopwatch()
@@ -106,17 +106,18 @@ class Worker:
             raise ModelError(f"out of memory; give a smaller --batch-size than {len(shard.units)}") from error
 
     def _rows(self, shard: Shard, loaded: Loaded) -> Iterator[Result]:
-        rows, scene = self._broken(shard, loaded.broken), loaded.scene
-        if scene is None:
-            yield self._result(rows, PREDICTION, 0, shard.rows)
+        rows, scene, lacking = self._broken(shard, loaded.broken), loaded.scene, shard.rows
+        shard = shard.without(loaded.broken)
+        if scene is None or not shard.todo:
+            yield self._result(rows, PREDICTION, 0, lacking)
             return
+        lost = lacking - shard.rows
         if shard.prediction is not None:
             rows += self._predictions(shard, scene, shard.prediction)
-            yield self._result(
-                rows, PREDICTION, len(scene.rows), len(shard.todo.get((PREDICTION, shard.prediction), ()))
-            )
+            done = lost + len(shard.todo.get((PREDICTION, shard.prediction), ()))
+            yield self._result(rows, PREDICTION, len(scene.rows), done)
         elif rows:
-            yield self._result(rows, PREDICTION, 0, 0)
+            yield self._result(rows, PREDICTION, 0, lost)
         if scene.tests and "classes" in self.explainer.offers:
             _ = scene.asked  # here: what goes wrong with that concerns the run, not a method
         kept: dict[str, tuple[Explained, dict[int, str]]] = {}
@@ -154,16 +155,12 @@ class Worker:
                 yield self._result(rows, method, 0, len(shard.todo[method, config]))
 
     def _broken(self, shard: Shard, broken: Mapping[str, str]) -> list[Row]:
-        """A picture that cannot be read has one row for all tests; a unit of one test a row for each of its own."""
-        if shard.prediction is not None:
-            return [self._row(shard, PREDICTION, "skipped", "", name, why) for name, why in broken.items()]
+        """Pictures that cannot be read: one row each, for all tests and methods."""
         return [
-            self._row(shard, method, "skipped", config.hash, name, broken[unit.name])
+            self._row(shard, PREDICTION, "skipped", "", name, broken[unit.name])
             for unit in shard.units
             if unit.name in broken
-            for (method, config), todo in shard.todo.items()
             for name in unit.rows
-            if name in todo
         ]
 
     def _predictions(self, shard: Shard, scene: Scene, config: Config) -> list[Row]:
@@ -197,7 +194,8 @@ class Worker:
     def _row(self, shard: Shard, method: str, kind: str, config: str, image: str, reason: str | None = None) -> Row:
         data = self.subjects[shard.data].dataset.name
         key = {"model": self.network.id, "method": method, "test": kind, "data": data, "image": image}
-        return key | {"config": config} | ({"reason": reason} if reason is not None else {})
+        key |= {"config": config, "content": shard.contents[image]}
+        return key | ({"reason": reason} if reason is not None else {})
 
     def _result(self, rows: list[Row], method: str, images: int, done: int) -> Result:
         return Result(rows, self._watch.take(), method, images, done)

@@ -13,7 +13,7 @@ from pathlib import Path
 from classlens.data.layouts import open_dataset
 from classlens.errors import DataError, printable
 from classlens.evaluate import SettingsError
-from classlens.evaluate.runner import versions
+from classlens.evaluate.manifest import versions
 from classlens.files import write_text
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel

@@ -24,10 +24,10 @@ from classlens.evaluate import Settings as Shared
 from classlens.evaluate.metrics import Metric
 from classlens.evaluate.plan import Plan
 from classlens.evaluate.registry import OF_EXPLAINER
-from classlens.evaluate.report import collect
+from classlens.evaluate.report import collect, skipped_rows
 from classlens.evaluate.scene import Explained, Scene
 from classlens.evaluate.stats import Estimate, estimate, ratio
-from classlens.evaluate.store import Store, same_pictures, where
+from classlens.evaluate.store import Store, same_pictures
 from classlens.evaluate.worker import Worker
 from classlens.models import LoadedModel
 from classlens.models.network import Network
@@ -236,12 +236,8 @@ def _about(worker: Worker, settings: Shared) -> str:
 
 
 def _skipped(store: Store, plan: Plan) -> tuple[str, ...]:
-    notes: list[str] = []
-    for part in plan.parts:
-        same = {"model": plan.model, "data": part.dataset.name, "image": [item.name for item in part.items]}
-        skipped = where(store.read("skipped"), config=[config.hash for config in part.configs], **same)
-        notes += [f"{row['image']}, {row['method']}: {row['reason']}" for row in skipped.to_pylist()]
-    return tuple(dict.fromkeys(notes))
+    rows = skipped_rows(store, plan)
+    return tuple(", ".join(filter(None, (row["image"], row["method"]))) + f": {row['reason']}" for row in rows)
 
 
 def _paired(
