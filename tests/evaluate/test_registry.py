@@ -107,7 +107,7 @@ def test_flags_that_make_no_sense_with_an_explainer_are_not_there() -> None:
     said = CliRunner().invoke(app, ["selfsup", "evaluate", "--help"], env=WIDE).output
     assert "--fill" in said
     assert "--threshold" not in said
-    assert "the likeliest class of what the head reads" in said  # its own --explain, not that of a test
+    assert "the most likely class of the contrast" in said  # its own --explain, not that of a test
     assert "planted" not in CliRunner().invoke(app, ["evaluate", "--help"], env=WIDE).output
 
 
@@ -288,7 +288,7 @@ def test_a_flag_of_another_test_is_refused(labelled: Path, tmp_path: Path) -> No
     words = ["evaluate", "sanity", "--data", str(labelled), "--out", str(tmp_path / "run"), "--explain", "target"]
     done = CliRunner().invoke(app, words, env=WIDE)
     assert done.exit_code == 2
-    assert "--explain is for perturbation; leave it out of sanity" in done.output
+    assert "--explain is for perturbation; do not use it with sanity" in done.output
     assert not (tmp_path / "run").exists()
 
 
