@@ -105,7 +105,7 @@ def test_broken_pictures_and_masks_are_counted_and_named(world: Path, tmp_path: 
 def test_nothing_is_written_without_pictures(world: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DataError, match=r"pictures right in the folder.*found an empty folder"):
+    with pytest.raises(DataError, match=r"no known layout.*empty folder"):
         report(tagged.make_honest(), empty, tmp_path / "r.html")
     (empty / "a.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"none of 1 picture could be used; the first, a.png: a.png is empty"):
