@@ -79,12 +79,12 @@ def make_voc() -> LoadedModel:
 
 
 def make_breeds() -> LoadedModel:
-    """Three breeds that resemble each other: a beagle is red, a basset is for a part, a pug for less; and so on."""
+    """Three similar pets: a red square is most of all a beagle, less a basset, still less a Siamese cat."""
     loaded = make()
     with torch.no_grad():
         likeness = torch.tensor([[1.0, 0.4, 0.7], [0.7, 1.0, 0.4], [0.4, 0.7, 1.0]])
         loaded.model.head.weight[:3] = 400 * likeness
-    return LoadedModel("breeds", loaded.model, loaded.preprocess, ("beagle", "basset", "pug", "nothing"))
+    return LoadedModel("breeds", loaded.model, loaded.preprocess, ("beagle", "basset", "Siamese cat", "nothing"))
 
 
 def make_nothing() -> LoadedModel:

@@ -1,17 +1,17 @@
 """Ranked: are the maps of similar classes right too? A cat is a tabby first, then an Egyptian cat, then a tiger cat.
 
-The network's three likeliest classes of one superclass (dogs and cats) are explained on pictures that show one. All
-three stand for the same animal, so the maps of the second and the third have to lie on it as that of the first does; a
-map that sets a class against its rivals shows their photographic negative instead. For each rank, and each map:
+The three most likely classes of one superclass (dogs and cats) are explained on images whose most likely class is one.
+All three stand for the same animal, so the maps of the second and the third should lie on it like that of the first. A
+map that contrasts a class with its rivals can be the photographic negative of the first map. The scores of each rank:
 
     AP, accuracy    of the animal's mask, as in `segmentation` (soft AP)
     detail          AP within a band of a few pixels on both sides of the mask's outline
-    change          of the class's own logit when the reddest 15 % of the pixels are blurred
-    own             that change less the mean change when another rank's map says which pixels are blurred
+    change          of the class's own logit when the 15 % of the pixels with the highest values are blurred
+    own             that change minus the mean change when the map of another rank selects the pixels
     correlation     with the map of rank 1
 
-Where the masks' classes are the network's own (a multi-label network on VOC), the classes of a picture are scored on
-their own masks instead: those that the network finds apart from those that it misses.
+If the network's classes are those of the masks (a multi-label network on VOC), each class in a mask is scored on its
+own mask: classes that the network finds, and classes that it misses.
 
     >>> members("cats", imagenet(), 1000)
     (281, 282, 283, 284, 285)
@@ -317,16 +317,15 @@ def _title(config: Config) -> str:
 
 def _remark(config: Config) -> str:
     what = (
-        "AP and accuracy: of the raw map and of its positive part (unsigned maps: above the mean), against the mask, "
-        "in per cent. Detail: the same AP within a few pixels of the mask's outline. Change: of the class's logit when "
-        "the reddest 15 % of the pixels are blurred"
+        "AP (soft) and pixel accuracy against the mask, in per cent. Detail: the AP within a few pixels of the mask's "
+        "outline. Change: of the class's own logit when the 15 % of the pixels with the highest values are blurred"
     )
     if config["reading"] == _BY_CLASS:
         return f"Maps of the classes in a mask, found with more than {config['threshold']} or missed. {what}."
     return (
-        f"The {RANKS} likeliest {config['superclass']}, on pictures whose likeliest class is one. {what}; own: less "
-        "the mean change by the other ranks' maps. Correlation with rank 1's map: near -1 is its negative, near 1 the "
-        "same map whichever class is asked."
+        f"Maps of the {RANKS} most likely {config['superclass']}, on images whose most likely class is one. {what}. "
+        "Own: that change minus the mean change when the map of another rank selects the pixels. Correlation with the "
+        "map of rank 1: near -1 a map is its negative, near 1 the map is the same whichever class is asked."
     )
 
 
@@ -358,7 +357,7 @@ def _last_ranks(rows: pa.Table) -> NDArray[Any]:
 register(
     Test(
         name="ranked",
-        question="do the maps of similar classes lie on the object too, when they are not the likeliest?",
+        question="do the maps of similar classes lie on the object too, when they are less likely?",
         columns={"explained": "list<int32>"} | dict.fromkeys(MEASURES, "list<float64>"),
         metrics=_metrics,
         title=_title,
