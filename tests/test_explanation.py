@@ -1,5 +1,6 @@
 import io
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib.pyplot
@@ -167,3 +168,30 @@ def test_a_map_that_overflows_is_refused(method: str) -> None:
         classlens.explain(model, images, 1, method)
     assert "\n" not in str(caught.value)
     assert torch.isfinite(classlens.explain(model, images[:1], 1, method).maps).all()
+
+
+class Cut(nn.Module):
+    """A network whose logits have no gradient: detached, or made of a comparison."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Conv2d(3, 4, 3), how
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.layer(images)
+        return (found.detach() if self.how == "detached" else (found > 0).float()).mean((2, 3))
+
+
+@pytest.mark.parametrize("how", ["detached", "compared"])
+@pytest.mark.parametrize("name", list(classlens.METHODS))
+def test_a_network_that_cannot_be_differentiated_is_refused_in_one_line(name: str, how: str) -> None:
+    chosen = classlens.METHODS[name]
+    images = torch.rand(1, 3, 24, 24)
+    if chosen.family == "controls" or name == "rise":  # they look from outside
+        assert classlens.explain(Cut(how).eval(), images, 0, name).maps.abs().sum() > 0
+    elif how == "detached" and (chosen.family == "relevance propagation" or name == "deeplift-shap"):
+        with suppress(ClasslensError):  # most hand relevance through a detached value as through any other
+            assert classlens.explain(Cut(how).eval(), images, 0, name).maps.abs().sum() > 0
+    else:
+        with pytest.raises(ClasslensError, match=r"^.*$"):
+            classlens.explain(Cut(how).eval(), images, 0, name)

@@ -134,7 +134,7 @@ def test_a_wrong_card_is_refused(tmp_path: Path, changes: dict[str, Any], text: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]", b"[" * 99999])
 def test_a_file_that_is_no_card_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "card.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"card\.json"):

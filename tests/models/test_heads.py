@@ -84,7 +84,14 @@ def test_layers_of_a_head() -> None:
 
 
 def test_heads_that_make_no_sense() -> None:
-    for bad in ({"sizes": (3,)}, {"sizes": (3, 0)}, {"path": ""}, {"dropout": 1.0}):
+    for bad in (
+        {"sizes": (3,)},
+        {"sizes": (3, 0)},
+        {"sizes": (3, 10**30)},
+        {"sizes": (99999, 99999, 2)},
+        {"path": ""},
+        {"dropout": 1.0},
+    ):
         with pytest.raises(ModelError, match="head: "):
             Head(**{"path": "fc", "sizes": (3, 2)} | bad)  # type: ignore[arg-type]
     for bad in ([], {"path": "fc"}, {"path": 3, "sizes": [1, 2]}, {"path": "fc", "sizes": [1, 2], "more": 1}):

@@ -34,6 +34,9 @@ def whole():
 def broken():
     raise ValueError("first line\\nsecond line")
 
+def leaves():
+    raise SystemExit(3)
+
 def wrong():
     return 5
 """
@@ -44,6 +47,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """A current folder, not on sys.path, with a module in it."""
     (tmp_path / "my_functions.py").write_text(FUNCTIONS)
     (tmp_path / "my_broken_module.py").write_text("import no_such_library")
+    (tmp_path / "my_exit.py").write_text("import sys; sys.exit(0)")
     (tmp_path / "my_attribute_error.py").write_text("import math; math.nothing")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
@@ -223,7 +227,9 @@ def test_weights_for_a_function() -> None:
     [
         ("my_functions:nothing", "has no function nothing"),
         ("my_functions:broken", r"failed \(ValueError: first line second line\)"),
+        ("my_functions:leaves", r"failed \(SystemExit: 3\)"),
         ("my_functions:wrong", "gave a int"),
+        ("my_exit:network", r"cannot be imported \(SystemExit: 0\)"),
         ("my_broken_module:network", "cannot be imported .*no_such_library"),
         ("my_attribute_error:network", "cannot be imported .*AttributeError"),
         ("no_such_module:network", "cannot be imported .*no_such_module"),

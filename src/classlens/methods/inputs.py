@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import GradientsStayOn, pick_output
+from classlens.core.capture import GradientsStayOn, no_gradient, pick_output
 from classlens.errors import MethodError
 from classlens.methods.registry import Case
 
@@ -35,6 +35,8 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
         leaf = points.detach().clone().requires_grad_()
         logits = logits_at(case, leaf)
         starts = case.directions(logits)
+        if not logits.requires_grad:
+            raise no_gradient()
         found = [
             torch.autograd.grad(logits, leaf, start, retain_graph=k + 1 < len(starts))[0]
             for k, start in enumerate(starts)

@@ -70,7 +70,7 @@ def read_card(path: str | os.PathLike[str]) -> Card:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"there is no card {file}: a card is a JSON file, or a folder that contains {CARD}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not a JSON card ({reason(error)}); pass a weight file with weights=") from error
     try:
         return _card(data, file.parent)

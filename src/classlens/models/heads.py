@@ -12,6 +12,8 @@ from torch import nn
 
 from classlens.errors import ModelError
 
+_MOST_WEIGHTS = 10**9  # 4 GB; VGG's head has an eighth of that
+
 
 @dataclass(frozen=True)
 class Head:
@@ -28,6 +30,9 @@ class Head:
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or not all(type(size) is int and size > 0 for size in self.sizes):
             raise ModelError(f"head: sizes must be positive integers, inputs first, classes last, not {self.sizes}")
+        weights = sum(before * after for before, after in zip(self.sizes[:-1], self.sizes[1:], strict=True))
+        if weights > _MOST_WEIGHTS:
+            raise ModelError(f"head: sizes make more than {_MOST_WEIGHTS:,} weights; check them")
         if not self.path:
             raise ModelError("head: path must name a module of the network")
         if not 0 <= self.dropout < 1:

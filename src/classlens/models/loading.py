@@ -122,14 +122,14 @@ def _call(name: str) -> nn.Module | LoadedModel:
     with _current_folder_importable():
         try:
             module = import_module(module_name)
-        except Exception as error:  # importing the user's module may raise anything
+        except (Exception, SystemExit) as error:  # importing the user's module may raise anything
             raise ModelError(f"{name} cannot be imported ({reason(error)}): check the name and the module") from error
         function: Any = getattr(module, function_name, None)
         if not callable(function):
             raise ModelError(f"{name}: the module {module_name} has no function {function_name}; check the name")
         try:
             made = function()
-        except Exception as error:  # the user's function may raise anything
+        except (Exception, SystemExit) as error:  # the user's function may raise anything
             raise ModelError(f"{name}() failed ({reason(error)}): it must run without arguments") from error
     if not isinstance(made, nn.Module | LoadedModel):
         raise ModelError(f"{name}() gave a {type(made).__name__}: it must return an nn.Module or a LoadedModel")

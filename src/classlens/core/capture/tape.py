@@ -141,6 +141,8 @@ class Tape:
         backward pass; no layer runs again. A value that does not affect the score gets zeros. The gradient is the sum
         over all uses of a value. `keep=False` frees autograd's buffers on the way, which is faster, for the last call.
         """
+        if self.output.edge is None:
+            raise no_gradient()
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
         last = len(cotangents) - 1
         rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
@@ -154,13 +156,16 @@ class Tape:
         }
 
 
+def no_gradient() -> CaptureError:
+    """The error about a network whose output has no gradient with respect to the image."""
+    return CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
+
+
 def _stacked(rows: list[Tensor]) -> Tensor:
     return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
 def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
-    if output.edge is None:
-        raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
     edges: Any = [value.edge for value in wanted]
     try:
         return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore

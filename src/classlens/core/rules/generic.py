@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node
+from classlens.errors import CaptureError
 
 Shares = Sequence[Tensor | None]  # one for each input of the node; None: that input gets nothing
 Quotient = Callable[[Tensor, Tensor], Tensor]
@@ -73,6 +74,11 @@ def _run_with_adjoint(
 
     def adjoint(relevance: Sequence[Tensor | None]) -> list[Tensor | None]:
         used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
+        if not used:
+            raise CaptureError(
+                "a part of the network cannot be differentiated (a comparison, a rounding to integers), so relevance "
+                "cannot be traced through it; use a method that needs no inside, such as rise"
+            )
         classes = used[0][1].shape[0]
         with torch.inference_mode(False), torch.enable_grad():
             columns = [
