@@ -34,7 +34,7 @@ def test_a_method_that_cannot_serve_the_model_is_named_and_the_others_go_on() ->
     assert list(c.explanations) == ["lrp"]
     assert "no spatial feature map" in c.failures["gradcam"]
     assert c.figure().axes
-    with pytest.raises(MethodError, match="no method could explain this picture"):
+    with pytest.raises(MethodError, match="no method could explain this image"):
         compare(model, pictures(1), 1, ["gradcam"]).figure()
 
 

@@ -19,7 +19,7 @@ COLUMNS = {  # (test, metric) -> heading
     ("segmentation", "AP (soft)"): "AP (soft)",
     ("pointing", "share in the right cell"): "2x2 share",
 }
-LESS = ", less agf"
+MINUS = ", method − agf"
 Key = tuple[str, str]
 Row = dict[str, str]
 Table = dict[str, dict[Key, Row]]  # by method and column
@@ -36,7 +36,7 @@ def read(run: Path) -> tuple[str, Table, Table]:
             if key not in COLUMNS or (key[0] == "pointing" and "2x2" not in row["settings"]):
                 continue
             model = row["model"].split("@")[0]
-            cells = (differences if row["settings"].endswith(LESS) else scores).setdefault(row["method"], {})
+            cells = (differences if row["settings"].endswith(MINUS) else scores).setdefault(row["method"], {})
             if key in cells:
                 raise SystemExit(f"{run} has {key[1]} more than once; evaluate on one data set of each kind")
             cells[key] = row

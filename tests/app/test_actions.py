@@ -211,7 +211,7 @@ def test_one_class_rather_than_others(studio):
     assert saved["names"].tolist() == ["cat rather than cup"]
     refused, drawn = last(studio, picture, wish("methods", methods=("clrp", "agf"), rather_than="rivals"))
     assert "chooses the rivals of a class itself" in refused.reason
-    assert drawn.rivals.startswith("rather than its rivals (likeliest: ")
+    assert drawn.rivals.startswith("rather than its rivals (most likely: ")
 
 
 def test_two_classes_and_their_difference(studio):

@@ -157,7 +157,7 @@ def test_the_other_question_is_asked_and_said(page):
     wait(page, lambda: all_of(page, "[role=option]"))
     all_of(page, "[role=option]")[1].click()
     wait(
-        page, lambda: page.execute_script(heading).startswith("What speaks for cat rather than its rivals (likeliest: ")
+        page, lambda: page.execute_script(heading).startswith("Evidence for cat rather than its rivals (most likely: ")
     )
     legend = "return document.querySelector('#stage-one .legends').innerText"
     assert "blue: for its rivals" in page.execute_script(legend)

@@ -64,8 +64,8 @@ def test_a_notice_is_one_line_with_a_capital():
 
 def test_each_view_has_a_heading_of_its_own():
     for view, text in (
-        ("layers", "How the evidence for <b>a&lt;b</b> is put together, from deep layers to the picture"),
-        ("methods", "<b>a&lt;b</b> as each method sees it"),
-        ("two", "<b>a&lt;b</b>, <b>c</b>, and what tells them apart"),
+        ("layers", "How the evidence for <b>a&lt;b</b> builds up, from deep layers to the picture"),
+        ("methods", "<b>a&lt;b</b> by several methods"),
+        ("two", "<b>a&lt;b</b>, <b>c</b>, and where their maps differ"),
     ):
         assert markup.lead(view, "a<b", "c", []) == text

@@ -67,7 +67,7 @@ def test_an_uploaded_picture_is_kept_and_its_likeliest_class_chosen(do, studio):
     ("data", "words"),
     [
         ({"content": base64.b64encode(b"junk").decode()}, "This file is not a picture"),
-        ({"content": "%%%"}, "did not arrive whole"),
+        ({"content": "%%%"}, "arrived incomplete"),
         ({"content": {"path": "/etc/passwd"}}, "no picture arrived"),
         ({}, "no picture arrived"),
         ({"large": True}, "larger than 20 MB"),
@@ -127,7 +127,7 @@ def test_the_page_asks_for_the_class_itself_or_for_it_rather_than_others(do):
     assert "rather than" not in plain
     assert "against it" in plain
     assert "Relevance: " in plain
-    assert "<b>cat</b> rather than its rivals (likeliest: " in rivals
+    assert "<b>cat</b> rather than its rivals (most likely: " in rivals
     assert "<b>cat</b> rather than cup (" in named
     assert "is for its rivals" in named
     assert "blue: for its rivals" in named

@@ -66,7 +66,7 @@ def test_fonts_and_styles_come_from_here(client):
 def test_no_file_of_the_server_can_be_fetched(client, path):
     answer = client.get(path)
     assert answer.status_code == 404
-    assert answer.text == "there is nothing here"
+    assert answer.text == "the page has no such URL"
 
 
 @pytest.mark.parametrize(

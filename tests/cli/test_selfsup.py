@@ -77,7 +77,7 @@ def test_errors_are_one_line(sortable: Path, tmp_path: Path, capsys: pytest.Capt
     assert command("bank", sortable / "images", *arguments, "--head", "fc") == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: there is no data at")
-    assert lines[1] == "error: the model has no linear layer in 'fc'; it has some in: head"
+    assert lines[1] == "error: the model has no linear layer in 'fc'; its linear layers: head"
     assert len(lines) == 2
 
 

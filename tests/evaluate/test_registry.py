@@ -112,7 +112,7 @@ def test_flags_that_make_no_sense_with_an_explainer_are_not_there() -> None:
 
 
 def test_a_test_that_the_explainer_cannot_serve_is_refused() -> None:
-    with pytest.raises(SettingsError, match="planted needs maps that set a picture against its neighbour"):
+    with pytest.raises(SettingsError, match="planted needs maps that contrast an image with its neighbour"):
         Settings(tests=("planted",), data=("x",), methods=("agf",))
     with pytest.raises(SettingsError, match="no test has an option 'colour'"):
         options_of_tests(colour="red")
@@ -190,7 +190,7 @@ def test_one_object_adds_a_test_to_the_command(labelled: Path, tmp_path: Path, m
     area = {(r["method"], r["image"], r["config"]): r["area"] for r in rows}
     assert min(area.values()) > 0
     page = (tmp_path / "report.html").read_text()
-    assert "Under each map its score on this picture, from 0 to 1: the area." in page
+    assert "The number under each map is its score on this image, from 0 to 1: the area." in page
 
     asked: list[int] = []
     monkeypatch.setitem(TESTS, "focus", replace(FOCUS, score=lambda *a: asked.append(len(a[0].seen)) or focus(*a)))

@@ -209,7 +209,7 @@ def test_a_method_that_fails_on_one_picture_costs_no_other(
     report = run(chosen, tmp_path)
     assert {m: found[0].n for m, found in report.tables[0].rows.items()} == {"gradcam": 24, "fragile": 16, "lost": 16}
     assert {m: found[0].n for m, found in report.tables[1].rows.items()} == {"gradcam": 24, "fragile": 16, "lost": 16}
-    assert any("fragile gave no map for 8 pictures: blue is too much" in note for note in report.notes)
+    assert any("fragile gave no map for 8 images: blue is too much" in note for note in report.notes)
     found = {r["image"]: r for r in Store(tmp_path).read("perturbation").to_pylist() if r["method"] == "fragile"}
     whole = {r["image"]: r for r in Store(tmp_path).read("perturbation").to_pylist() if r["method"] == "gradcam"}
     assert all(found[name]["negative_predicted"] == whole[name]["negative_predicted"] for name in found)
@@ -234,7 +234,7 @@ def test_three_fills_are_three_tables(labelled: Path, tmp_path: Path) -> None:
 def test_methods_can_be_set_against_one_of_them(labelled: Path, masked: Path, tmp_path: Path) -> None:
     report = run(settings(labelled, masked, tests=("segmentation",), against="random", half="B", limit=None), tmp_path)
     table, differences = report.tables
-    assert differences.title == "Segmentation (object against background), less random"
+    assert differences.title == "Segmentation (object against background), method − random"
     assert set(differences.rows) == set(METHODS) - {"random"}
     for method, found in differences.rows.items():
         expected = [
@@ -244,7 +244,7 @@ def test_methods_can_be_set_against_one_of_them(labelled: Path, masked: Path, tm
     names = set(Store(tmp_path).read("segmentation")["image"].to_pylist())
     assert {half_of(name) for name in names} == {"B"}
     assert "half B" in (tmp_path / "table.md").read_text()
-    assert "less random" in (tmp_path / "report.html").read_text()
+    assert "method − random" in (tmp_path / "report.html").read_text()
 
 
 def test_what_does_not_go_together_is_said(labelled: Path, masked: Path, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_pictures_without_labels_have_agreement_alone(masked: Path, tmp_path: Pa
         "negative AUC, agreement",
         "positive AUC, agreement",
     ]
-    assert "no labels that the model knows" in report.notes[0]
+    assert "no labels that are classes of the model" in report.notes[0]
 
 
 def test_a_multi_label_classifier_is_read_by_classes(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_multi_label_classifier_is_read_by_classes(tmp_path: Path) -> None:
     assert row["intersection"][3] > 150
     assert row["intersection"][9] > 150
     assert row["ap_soft"] > 0.9
-    assert "read by classes" in report.notes[0]
+    assert "scored by classes" in report.notes[0]
     stricter = run(replace(chosen, options=options_of_tests(threshold=1.0)), tmp_path / "out")
     background = 100 * (1 - 2 * 14**2 / (47 * 48))  # no class is predicted
     assert stricter.tables[0].rows["gradcam"][0].value == pytest.approx(background)

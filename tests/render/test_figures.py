@@ -229,10 +229,10 @@ def test_the_figure_says_which_question_was_asked() -> None:
     assert {"for rivals", "for it"} <= words(figure)
     assert titles(figure)[1][0] == "tabby"
     figure = render.figure(contrast(None))
-    assert {"rather than its rivals", f"(likeliest: espresso, {chance})"} <= words(figure)
+    assert {"rather than its rivals", f"(most likely: espresso, {chance})"} <= words(figure)
     compared = render.comparison({"agf": contrast((1, 2))})
     assert "evidence for the class rather than espresso or $100 bill" in words(compared)
-    assert f"(likeliest: espresso, {chance})" in words(compared)
+    assert f"(most likely: espresso, {chance})" in words(compared)
 
 
 def test_headings_with_rivals_stay_clear_of_panels_and_of_each_other() -> None:
@@ -347,7 +347,7 @@ def test_layers_are_picked_evenly_or_by_name() -> None:
 def test_what_cannot_be_decomposed_is_an_error() -> None:
     with pytest.raises(MethodError, match="trace=True"):
         render.decomposition(explanation(random_maps(1, 1, 4, 4), [[0]]))
-    with pytest.raises(MethodError, match=r"'classifier'.*there are deep"):
+    with pytest.raises(MethodError, match=r"'classifier'.*choose from deep"):
         render.decomposition(traced(["deep"]), layers=["classifier"])
 
 

@@ -159,7 +159,7 @@ def test_what_two_maps_say_of_one_picture() -> None:
         assert words.pair_sentence(wrong, 1, overlap, ("top", "top"), NAMES, locates=False) == (
             f"{words.percent(overlap)} of the evidence for the two lies in the same places."
         )
-    assert words.pair_sentence(wrong, 1, None, ("", ""), NAMES) == "Nothing on this picture speaks for dog."
+    assert words.pair_sentence(wrong, 1, None, ("", ""), NAMES) == "There is no evidence for dog in this picture."
 
 
 def test_percentages_never_round_to_nothing_or_all() -> None:

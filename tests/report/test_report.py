@@ -66,7 +66,7 @@ def test_a_plain_folder_without_names(world: Path, tmp_path: Path) -> None:
     assert len(made.collected.records) == 5
     assert {r.item.name for r in made.collected.records} <= {p.name for p in (world / "plain").iterdir()}
     assert "right" not in numbers(made)
-    assert made.notes[0].startswith("The data have no labels")
+    assert made.notes[0].startswith("The data set has no labels")
     assert "class 2" in made.path.read_text()
     again = report(tagged.make_nameless(), world / "plain", tmp_path / "s.html", limit=5, seed=3, batch_size=5)
     assert [r.item for r in again.collected.records] == [r.item for r in made.collected.records]
@@ -110,7 +110,7 @@ def test_nothing_is_written_without_pictures(world: Path, tmp_path: Path) -> Non
     (empty / "a.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"none of 1 picture could be used; the first, a.png: a.png is empty"):
         report(tagged.make_honest(), empty, tmp_path / "r.html")
-    with pytest.raises(DataError, match="is a folder: give the file to write"):
+    with pytest.raises(DataError, match="is a folder: give a file name"):
         report(tagged.make_honest(), world / "plain", tmp_path)
     with pytest.raises(SettingsError, match="cannot have 26 entries; give 1 to 25"):
         report(tagged.make_honest(), world / "plain", tmp_path / "r.html", top=26)
@@ -221,17 +221,20 @@ def test_two_breeds_are_not_found_on_different_things(embedded: LoadedModel, tmp
     assert "different things" not in said
 
 
-@pytest.mark.parametrize("method", ["clrp", "contrastive-excitation-bp", "lrp"])
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("clrp", "contrasts"), ("contrastive-excitation-bp", "contrasts"), ("lrp", "shows much the same")],
+)
 def test_nothing_is_concluded_from_a_contrast_or_from_maps_that_are_always_the_same(
-    embedded: LoadedModel, tmp_path: Path, method: str
+    embedded: LoadedModel, tmp_path: Path, method: str, why: str
 ) -> None:
     said = said_of(embedded, tmp_path, samples()["cat and espresso"], "Egyptian cat", method)
     assert "of the evidence for the two lies in the same places" in said
     assert "different things" not in said
     assert "same thing" not in said
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert f"{method} s" in text
-    assert "its maps do not say whether two classes are found on different things" in text
+    assert f"{method} {why}" in text
+    assert "its maps do not show whether two classes are found on different things" in text
 
 
 def test_the_page_says_which_question_its_maps_answer(world: Path, tmp_path: Path) -> None:

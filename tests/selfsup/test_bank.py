@@ -131,7 +131,7 @@ def test_stopped_it_goes_on_where_it_was(pictures: Path, tmp_path: Path, monkeyp
 
     with pytest.raises(KeyboardInterrupt):
         build_bank(net(), pictures, tmp_path / "bank", batch_size=2, progress=stop)
-    with pytest.raises(BankError, match="lacks 5 of 9 pictures; run the same command again"):
+    with pytest.raises(BankError, match="lacks 5 of 9 images; rerun the same command"):
         Bank.open(tmp_path / "bank", net())
     seen: list[int] = []
     latents = Encoder.latents
@@ -161,7 +161,7 @@ def test_broken_pictures_are_left_out(pictures: Path, tmp_path: Path) -> None:
     assert len(made) == 8
     for file in (tmp_path / "some").iterdir():
         file.write_bytes(b"no picture")
-    with pytest.raises(BankError, match="none of the 9 pictures"):
+    with pytest.raises(BankError, match="none of the 9 images"):
         build_bank(net(), tmp_path / "some", tmp_path / "none")
 
 
@@ -197,7 +197,7 @@ def test_a_bank_of_another_model_is_refused(pictures: Path, tmp_path: Path) -> N
         explain(squashed, file, tmp_path / "bank")
     with pytest.raises(BankError, match="holds what the head 'head' reads, not 'none'"):
         explain(net(), file, tmp_path / "bank", head="none")
-    with pytest.raises(BankError, match="holds a bank with other weights; give a new folder"):
+    with pytest.raises(BankError, match="holds a bank with other weights; choose a new folder"):
         build_bank(net(seed=1), pictures, tmp_path / "bank")
     with pytest.raises(BankError, match="holds a bank with other names"):
         build_bank(net(), pictures, tmp_path / "bank", limit=3)
@@ -215,14 +215,14 @@ def test_a_changed_weight_is_noticed(pictures: Path, tmp_path: Path) -> None:
 def test_folders_that_are_no_bank(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(BankError, match="holds other things than a bank"):
+    with pytest.raises(BankError, match="holds other files than a bank"):
         build_bank(net(), pictures, tmp_path / "notes")
-    with pytest.raises(BankError, match="holds no bank; make one with `classlens selfsup bank"):
+    with pytest.raises(BankError, match="is not a bank; make one with `classlens selfsup bank"):
         Bank.open(tmp_path / "nothing", net())
     build_bank(net(), pictures, tmp_path / "bank")
     card = json.loads((tmp_path / "bank" / "bank.json").read_text())
     (tmp_path / "bank" / "bank.json").write_text(json.dumps(card | {"names": card["names"][:4]}))
-    with pytest.raises(BankError, match="do not belong together"):
+    with pytest.raises(BankError, match="do not match"):
         Bank.open(tmp_path / "bank", net())
     (tmp_path / "bank" / "bank.json").write_text("{}")
     with pytest.raises(BankError, match="not the card of a bank"):
@@ -241,7 +241,7 @@ def test_a_neighbour_whose_file_is_gone_is_still_a_neighbour(pictures: Path, tmp
     assert again.neighbours == first.neighbours
     assert again.neighbour_pictures == (None,)
     assert len(again.figure().axes) == 5
-    with pytest.raises(ImageError, match="no longer there"):
+    with pytest.raises(ImageError, match="no longer exists"):
         Bank.open(tmp_path / "bank", net()).picture(int(again.indices[0]))
 
 

@@ -276,7 +276,7 @@ def test_a_model_without_a_linear_head() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     with pytest.raises(ModelError, match=r"no linear head: its last layer is conv2d in 0; give .* head='none'"):
         selfsup.explain(model, IMAGES, BANK)
-    with pytest.raises(ModelError, match="no linear layer in 'fc'; it has some in: head"):
+    with pytest.raises(ModelError, match="no linear layer in 'fc'; its linear layers: head"):
         selfsup.explain(seeded(), IMAGES, BANK, head="fc")
     with pytest.raises(ModelError, match="reads a tensor of shape"):
         selfsup.explain(nn.Sequential(nn.Linear(32, 4), nn.Flatten()).eval(), IMAGES, BANK, head="0")
@@ -285,7 +285,7 @@ def test_a_model_without_a_linear_head() -> None:
 def test_a_head_that_cannot_be_recognised() -> None:
     network = seeded()
     nn.utils.parametrizations.weight_norm(network.head).eval()
-    with pytest.raises(ModelError, match="made anew in every forward pass"):
+    with pytest.raises(ModelError, match="recomputed in every forward pass"):
         selfsup.explain(network, IMAGES, BANK)
 
     class Twice(nn.Module):
@@ -301,9 +301,9 @@ def test_a_head_that_cannot_be_recognised() -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"mode": "other"}, "mode 'other' is not known; there are difference, sum, none"),
-    ({"reading": "other"}, "reading 'other' is not known; there are literal, image, logits"),
-    ({"metric": "other"}, "metric 'other' is not known; there are euclidean, cosine"),
+    ({"mode": "other"}, "unknown mode 'other'; choose from difference, sum, none"),
+    ({"reading": "other"}, "unknown reading 'other'; choose from literal, image, logits"),
+    ({"metric": "other"}, "unknown metric 'other'; choose from euclidean, cosine"),
 ])  # fmt: skip
 def test_unknown_words(options: dict[str, str], words: str) -> None:
     with pytest.raises(ClasslensError, match=words):
@@ -315,7 +315,7 @@ def test_banks_that_cannot_serve(pictures: Path) -> None:
         selfsup.explain(seeded(), IMAGES, BANK[:0])
     with pytest.raises(selfsup.BankError, match="the bank is empty"):
         selfsup.explain(net(), IMAGES, [])
-    with pytest.raises(selfsup.BankError, match="no other picture than image 1 itself"):
+    with pytest.raises(selfsup.BankError, match="no image other than image 1 itself"):
         selfsup.explain(seeded(), IMAGES, IMAGES[1:2])
     with pytest.raises(selfsup.BankError, match="needs a loaded model"):
         selfsup.explain(seeded(), IMAGES, pictures)

@@ -56,8 +56,8 @@ def test_segmentation_scores_the_map_of_the_contrast(masked: Path, made: Path, t
     assert row["explained"] == int(e.targets[0, 0])
     text = (tmp_path / "run" / "table.md").read_text()
     assert "| agf, difference |" in text
-    assert "agf: difference less none" in text
-    assert "among 9 pictures, reading literal" in text
+    assert "agf: difference − none" in text
+    assert "among 9 images, reading literal" in text
 
 
 def test_perturbation_asks_for_the_class_the_network_predicts(masked: Path, made: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_planted_scores_the_map_on_what_was_planted(masked: Path, pictures: Path
     outcome = run(asked, tmp_path / "run")
     found = rows(tmp_path / "run", "segmentation")
     assert len(found) == 9 * 2
-    assert outcome.tables[0].title == "What was planted"
+    assert outcome.tables[0].title == "Planted disc"
     dataset = open_dataset(pictures)
     for item in dataset.items[:2]:
         random = place(0, item.name)
@@ -163,7 +163,7 @@ def test_nothing_to_see_of_what_was_planted_is_told(tmp_path: Path) -> None:
         Image.new("RGB", (32, 32), "grey").save(tmp_path / name)
     outcome = run(Settings("planted", str(tmp_path), model="sorting:net", methods=("lrp",)), tmp_path / "run")
     assert len(outcome.notes) == 2 * 3
-    assert "no other picture" in outcome.notes[0]
+    assert "no image other than" in outcome.notes[0]
 
 
 def test_a_broken_picture_is_told(masked: Path, made: Path, tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_what_does_not_go_together(masked: Path, pictures: Path, made: Path, tmp
     with pytest.raises(MethodError, match="predicts no class"):
         settings("perturbation", masked, made, head="none")
     for wrong in ({"modes": ("other",)}, {"reading": "x"}, {"metric": "x"}, {"explain": "x"}):
-        with pytest.raises(ClasslensError, match="is not known; there are"):
+        with pytest.raises(ClasslensError, match=r"unknown .*; choose from"):
             settings("segmentation", masked, made, **wrong)
-    with pytest.raises(SettingsError, match="--fill 'x' is not known; there are"):
+    with pytest.raises(SettingsError, match="unknown --fill 'x'; choose from"):
         settings("perturbation", masked, made, options=options_of_tests(fill=("x",)))
-    with pytest.raises(ClasslensError, match="'pointing' is not known; there are perturbation, segmentation, planted"):
+    with pytest.raises(ClasslensError, match="'pointing'; choose from perturbation, segmentation, planted"):
         settings("pointing", masked, made)
     with pytest.raises(BankError, match="segmentation needs a bank"):
         Settings("segmentation", str(masked))

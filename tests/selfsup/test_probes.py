@@ -95,7 +95,7 @@ def test_stages_of_known_networks():
 def test_named_stages_and_wrong_names():
     images = torch.zeros(1, 3, SIDE, SIDE)
     assert find_stages(network(), images, ["2"]) == (Stage("2", (3, 12, 12)),)
-    with pytest.raises(ClasslensError, match="no module '7' gives a feature map; there are 0, 1"):
+    with pytest.raises(ClasslensError, match="no module '7' returns a feature map; choose from 0, 1"):
         find_stages(network(), images, ["7"])
     with pytest.raises(ClasslensError, match="no convolution"):
         find_stages(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 2)), images)
@@ -207,7 +207,7 @@ def test_a_probe_of_another_network_is_refused(probed):
         other.model[0].weight.mul_(2)
     with pytest.raises(ClasslensError, match="is not the network that was probed"):
         load_probe(probed.folder, "1", other)
-    with pytest.raises(ClasslensError, match="there are 1, 4, 6"):
+    with pytest.raises(ClasslensError, match="choose one of 1, 4, 6"):
         load_probe(probed.folder, "conv9", loaded())
     with pytest.raises(ClasslensError, match="selfsup probe"):
         load_probe(probed.folder / "features", "1")

@@ -107,7 +107,7 @@ def test_a_run_is_scored_by_classes(trained: Path, voc: Path, tmp_path: Path) ->
         tests=("segmentation",), data=(f"voc:{voc}",), methods=("gradcam", "random"), model=str(trained), threads=1
     )
     report = run(settings, tmp_path / "seg")
-    assert "read by classes" in report.notes[0]
+    assert "scored by classes" in report.notes[0]
     values = {method: [cell.value for cell in cells] for method, cells in report.tables[0].rows.items()}
     assert values["gradcam"][0] > values["random"][0]
     assert all(0 <= value <= 100 for cells in values.values() for value in cells)

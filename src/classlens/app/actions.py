@@ -1,4 +1,4 @@
-"""What the page's buttons do: a picture in, panels out. No gradio, no HTML, no file is read or written here.
+"""The actions of the page's buttons: a picture in, panels out. Uses no gradio, no HTML and no files.
 
 >>> *_, found = panels(studio, picture, Wish("lite0", "one", 967, 285, "agf", ()))
 
@@ -23,13 +23,13 @@ from classlens.data.images import to_tensor
 from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
 
-# What a picture can be looked at by, and the words on the tab.
+# The views of a picture, and the titles of their tabs.
 VIEWS = {"one": "One class", "two": "Two classes", "methods": "Several methods", "layers": "Layer by layer"}
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One map and what to write above it."""
+    """One map with its captions."""
 
     title: str
     note: str
@@ -39,19 +39,19 @@ class Panel:
     name: str = ""  # of the class
     method: str = ""
     seconds: float = 0.0
-    ends: tuple[str, str] = ("against it", "for it")  # what blue and red say
-    rivals: str = ""  # "rather than Egyptian cat (14.9 %)", where the class is set against others
+    ends: tuple[str, str] = ("against it", "for it")  # the meaning of blue and red
+    rivals: str = ""  # "rather than Egyptian cat (14.9 %)", if the class has rivals
     arrived: str = ""  # how much relevance is in the map
 
     @property
     def is_difference(self) -> bool:
-        """Whether it is no class's map but two classes' compared."""
+        """Whether it is the difference of two maps."""
         return self.index < 0
 
 
 @dataclass(frozen=True)
 class Blank:
-    """The place of a map that is still to come, or why there is none."""
+    """A placeholder for a map that is being computed, or the reason why there is none."""
 
     title: str
     reason: str = ""
@@ -59,7 +59,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a visitor wants to see of a picture."""
+    """What a visitor wants to see."""
 
     model: str
     view: str  # a key of VIEWS
@@ -71,7 +71,7 @@ class Wish:
 
     @property
     def rivals(self) -> Rivals:
-        """What its view asks for: two classes are compared by the evidence for each, never by a contrast."""
+        """The rivals for its view: two classes are compared by the evidence for each, never by a contrast."""
         return None if self.view == "two" else self.rather_than
 
 
@@ -79,7 +79,7 @@ class Wish:
 
 
 def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel | Blank]]:
-    """The panels of a view, anew each time that there is one more; those still to come are blank.
+    """Yield the panels of a view each time one more is ready; the others are blank.
 
     >>> *_, last = panels(studio, picture, Wish("lite0", "two", 967, 285, "agf", ()))
     >>> [panel.title for panel in last]
@@ -95,7 +95,7 @@ def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel 
 
 
 def _two_classes(studio: Studio, picture: Picture, wish: Wish) -> list[Panel | Blank]:
-    """Where two classes are found, each by itself, and where the maps differ."""
+    """The evidence for each of two classes, and where the maps differ."""
     if wish.index == wish.rival:
         raise TargetError("both classes are the same; pick another one to compare with")
     one, two = (_panel(studio, picture, wish.model, index, wish.method) for index in (wish.index, wish.rival))
@@ -105,9 +105,9 @@ def _two_classes(studio: Studio, picture: Picture, wish: Wish) -> list[Panel | B
 
 
 def _several_methods(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel | Blank]]:
-    """What different methods say about one class; a method that cannot serve the model says why."""
+    """One class by several methods; a method that fails gives its reason."""
     if not wish.methods:
-        raise MethodError("no method is chosen; pick some of the list")
+        raise MethodError("no method is selected; pick some from the list")
     shown: list[Panel | Blank] = [Blank(method) for method in wish.methods]
     for i, method in enumerate(wish.methods):
         yield shown
@@ -121,7 +121,7 @@ def _several_methods(studio: Studio, picture: Picture, wish: Wish) -> Iterator[l
 
 
 def difference(one: Tensor, two: Tensor) -> Tensor:
-    """One map less another, each divided by the sum of its magnitudes: their amounts differ, places compare.
+    """The difference of two maps, each divided by the sum of its magnitudes, so that positions can be compared.
 
     >>> difference(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 8.0]]))
     tensor([[ 1., -1.]], dtype=torch.float64)
@@ -131,7 +131,7 @@ def difference(one: Tensor, two: Tensor) -> Tensor:
 
 
 def agf_method(method: str) -> str:
-    """The method to decompose: the chosen one if it has the terms of AGF, else `agf`."""
+    """The method to decompose: the selected one if it has the terms of AGF, otherwise `agf`."""
     same = METHODS[method].family == METHODS[DEFAULT_METHOD].family if method in METHODS else False
     return method if same else DEFAULT_METHOD
 
@@ -158,11 +158,11 @@ def _panel(studio: Studio, picture: Picture, model: str, index: int, method: str
 
 
 def layer(evidence: Tensor, signed: bool) -> Image.Image:
-    """The colours of `render.overlay` alone, as transparent as they are weak (RGBA).
+    """Only the colours of `render.overlay`; the weaker the evidence, the more transparent (RGBA).
 
-    Laid over the grey picture with an opacity of p they give `overlay(..., opacity=p)`, so a browser can blend them
-    anew while a slider moves. They are read back from what an overlay makes of black and of white:
-    on black it gives alpha * colour, on white 1 - alpha more.
+    Over the grey picture with an opacity of p they give `overlay(..., opacity=p)`, so a browser can blend them while a
+    slider moves. They are computed from overlays on black and on white: on black the result is alpha * colour, on white
+    it is 1 - alpha more.
     """
     height, width = evidence.shape
     black, white = (
@@ -175,7 +175,7 @@ def layer(evidence: Tensor, signed: bool) -> Image.Image:
 
 
 def blend(view: Image.Image, evidence: Tensor, signed: bool, opacity: float) -> render.RGB:
-    """A map over the sharp picture, as large as this."""
+    """A map over the high-resolution picture, at its size."""
     large = torch.nn.functional.interpolate(
         evidence[None, None].double().cpu(), size=(view.height, view.width), mode="bilinear", align_corners=False
     )
@@ -202,7 +202,7 @@ def sheet(view: Image.Image, panels: Sequence[Panel | Blank], about: str, opacit
     places = figure.subplots(rows, columns, squeeze=False).flatten()
     for place in places:
         place.set_axis_off()
-    for place, (title, pixels) in zip(places, tiles, strict=False):  # the last row may have room left
+    for place, (title, pixels) in zip(places, tiles, strict=False):  # the last row may be incomplete
         place.imshow(pixels, aspect="auto")
         place.set_title(title if len(title) < 44 else title[:43] + "…", fontsize=9, loc="left", parse_math=False)
     figure.supxlabel("  ·  ".join((about, *kinds)), fontsize=8, color="#666666", x=0.01, ha="left", parse_math=False)
@@ -210,7 +210,7 @@ def sheet(view: Image.Image, panels: Sequence[Panel | Blank], about: str, opacit
 
 
 def arrays(picture: Picture, model: str, panels: Sequence[Panel | Blank]) -> bytes:
-    """The raw maps and what they are of, as an NPZ; a difference can be made from them."""
+    """The raw maps with their metadata, as an NPZ; differences can be computed from them."""
     kept = [panel for panel in panels if isinstance(panel, Panel) and not panel.is_difference]
     if not kept:
         raise MethodError("there is no map to save; pick another method")
@@ -223,6 +223,6 @@ def arrays(picture: Picture, model: str, panels: Sequence[Panel | Blank]) -> byt
         methods=np.array([panel.method for panel in kept]),
         signed=np.array([panel.signed for panel in kept]),
         model=np.array(model),
-        input=picture.inputs[model].cpu().numpy()[0],  # (3,H,W), what the network got
+        input=picture.inputs[model].cpu().numpy()[0],  # (3,H,W), the network input
     )
     return buffer.getvalue()

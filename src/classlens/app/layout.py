@@ -1,4 +1,4 @@
-"""Where things stand on the page, its looks and its few lines of script. What they do is wired in `page`."""
+"""The layout of the page, its style and its few lines of script. `page` connects the parts to actions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OPACITY = 80  # percent, as `classlens explain` draws
 
 HEAD = markup.icon()
 
-# A picture is chosen, dropped anywhere or pasted, and sent as base64 in the event itself. Without preventDefault a
-# picture dropped beside the box would take the browser away from the page.
+# A picture is chosen, dropped anywhere or pasted, and sent as base64 in the event itself. Without preventDefault, the
+# browser would open a picture that is dropped outside the box.
 _DROP_JS = """
 const limit = Number(element.querySelector('[data-limit]').dataset.limit);
 const send = file => {
@@ -46,7 +46,7 @@ element.addEventListener('click', event => {
 });
 """
 
-# The colours are a layer of their own over the grey picture: the browser blends them, nothing is computed again.
+# The colours are a separate layer over the grey picture: the browser blends them, nothing is recomputed.
 OPACITY_JS = "(percent) => { document.documentElement.style.setProperty('--opacity', percent / 100); }"
 
 SAVE_JS = """(parcel) => {
@@ -66,7 +66,7 @@ def style() -> str:
 
 
 def theme() -> gr.Theme:
-    """Quiet greys and the system's own fonts: none is fetched, and red and blue are left to the evidence."""
+    """Greys and system fonts: no font is downloaded, and red and blue are reserved for evidence."""
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
     mono = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
     return gr.themes.Base(
@@ -75,7 +75,7 @@ def theme() -> gr.Theme:
 
 
 class Parts:
-    """The parts of the page: made in the order in which they stand there, within a `gr.Blocks`."""
+    """The parts of the page, created in their order on the page within a `gr.Blocks`."""
 
     def __init__(self, studio: Studio, samples: Mapping[str, bytes], turn: object) -> None:
         self.turn = gr.State(turn)  # each visitor gets a copy

@@ -1,9 +1,9 @@
-"""The page's pieces as HTML: sample pictures, class bars, panels, legends. Their looks are in templates/pieces.html.
+"""The parts of the page as HTML: sample pictures, class bars, panels, legends. The templates are in pieces.html.
 
 >>> bars([(967, "espresso", 0.18)], chosen=967)
 Markup('<div class="bars"><button class="bar chosen" aria-pressed="true" data-index="967" ...')
 
-Pictures are in the text itself (data: addresses), so the page needs no file from the server.
+Pictures are embedded as data: URLs, so the page needs no file from the server.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PNG = {"format": "PNG", "compress_level": 3}  # a click waits for it
 
 
 def piece(name: str, /, **values: Any) -> Markup:
-    """A macro of templates/pieces.html, filled in: `piece("notice", line="This file is broken")`."""
+    """Render a macro of templates/pieces.html: `piece("notice", line="This file is broken")`."""
     macro = getattr(pages("app").get_template("pieces.html").module, name)
     return Markup(macro(**values))
 
 
 def icon() -> Markup:
-    """For the head of the page: the logo beside its address."""
+    """The icon of the page, for its head."""
     logo = pages("app").get_template("logo.svg").render()
     return piece("icon", address=data_uri(logo.encode(), "svg+xml"))
 
@@ -42,13 +42,13 @@ def sample_row(pictures: Mapping[str, bytes]) -> Markup:
 
 
 def bars(classes: Iterable[tuple[int, str, float]], chosen: int) -> Markup:
-    """A row to click for each class (index, name, probability), the chosen one marked."""
+    """A clickable bar for each class (index, name, probability), with the selected one marked."""
     rows = [(index, name, f"{100 * share:.2f}", render.probability_text(share)) for index, name, share in classes]
     return piece("bars", classes=rows, chosen=chosen)
 
 
 def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False) -> Markup:
-    """A heading (text, or a lead from here), the panels over the grey picture, and what their colours mean."""
+    """A heading (text, or a lead from this module), the panels over the grey picture, and a legend."""
     return piece(
         "stage", lead=lead, legends=legend(panels), width=view.width, height=view.height,
         view=address(view, _JPEG) if picture else "", grey=address(view.convert("L"), _JPEG),
@@ -57,7 +57,7 @@ def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture
 
 
 def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
-    """The heading above a map: whose evidence for what, and where it lies."""
+    """The heading above a map: the model, the class, and where the evidence lies."""
     maps = [panel for panel in panels if isinstance(panel, Panel)]
     shown = [(p.title, _after(p.rivals), render.where(p.evidence, p.signed, bool(p.rivals)), p.arrived) for p in maps]
     return piece("lead_one", model=model, found=shown)
@@ -79,14 +79,14 @@ def figure(lead: str, png: bytes) -> Markup:
 
 
 def legend(panels: Sequence[Panel | Blank]) -> Markup:
-    """What the colours of these panels say; each kind once."""
+    """The legends of these panels; each kind once."""
     maps = [panel for panel in panels if isinstance(panel, Panel) and not panel.is_difference]
     kinds = dict.fromkeys((panel.signed, panel.ends) for panel in maps)
     return piece("legends", found=[_legend(signed, *ends) for signed, ends in kinds])
 
 
 def notice(text: str) -> Markup:
-    """One line about what went wrong; nothing for no text."""
+    """One line with an error; empty for no text."""
     line = " ".join(text.split())
     return piece("notice", line=line[:1].upper() + line[1:])
 
@@ -105,7 +105,7 @@ def _thumbnail(content: bytes) -> str:
 
 
 def _panel(panel: Panel | Blank) -> dict[str, str]:
-    """What the template shows of a panel."""
+    """The values of a panel for the template."""
     if isinstance(panel, Blank):
         return {"title": panel.title, "note": "", "key": "", "colours": "", "reason": panel.reason}
     evidence = address(layer(panel.evidence, panel.signed), _PNG)

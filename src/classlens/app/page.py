@@ -1,6 +1,6 @@
-"""The page's wiring: every click sets what is wanted (a picture, a class, a view), and then one function draws.
+"""The event handlers of the page: every click changes a setting (a picture, a class, a view), then one function draws.
 
-What the buttons do is in `actions`, where they stand in `layout`, how results look in `markup` and `style.css`.
+Actions are in `actions`, the layout in `layout`, the style of results in `markup` and `style.css`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
 
 _ROWS = 8  # class bars
-_AT_ONCE = 4  # drawings; more wait in the queue
-ITSELF = "itself"  # the question for evidence for the class, whatever else it speaks for
-_BUG = "something went wrong; the terminal of the server says what"
+_AT_ONCE = 4  # concurrent drawings; more wait in the queue
+ITSELF = "itself"  # the question for the evidence for the class by itself
+_BUG = "something went wrong; see the terminal of the server"
 
 Updates = dict[Any, Any]  # part of the page -> its new value
 P = ParamSpec("P")
@@ -72,7 +72,7 @@ def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
 
 
 def _politely(handler: Callable[Concatenate[Handlers, P], Updates]) -> Callable[Concatenate[Handlers, P], Updates]:
-    """A handler that tells of an error in one line on the page instead of raising it."""
+    """A handler that shows an error as one line on the page instead of raising it."""
 
     @wraps(handler)
     def polite(self: Handlers, /, *args: P.args, **kwargs: P.kwargs) -> Updates:
@@ -85,13 +85,13 @@ def _politely(handler: Callable[Concatenate[Handlers, P], Updates]) -> Callable[
 
 
 class Turn:
-    """Whose turn it is to draw in a visitor's browser: that of the latest click."""
+    """Lets only the latest click draw in a visitor's browser."""
 
     def __init__(self) -> None:
         self._latest = 0
 
     def take(self) -> Callable[[], None]:
-        """A new drawing begins; the function it gets raises `OutOfDate` once another has begun."""
+        """Start a new drawing; the returned function raises `OutOfDate` once another has started."""
         self._latest += 1
         mine = self._latest
 
@@ -103,13 +103,13 @@ class Turn:
 
 
 class Handlers:
-    """What happens when a part of the page is touched: each gives the parts that change."""
+    """The event handlers of the page; each returns the parts that change."""
 
     def __init__(self, studio: Studio, parts: Parts, samples: Mapping[str, bytes]) -> None:
         self.studio, self.parts, self.samples = studio, parts, samples
 
     def tell(self, error: Exception) -> Updates:
-        """One friendly line; what is no user's doing goes to the server's terminal in full."""
+        """One line for the visitor; unexpected errors are logged in full on the server."""
         if not isinstance(error, ClasslensError):
             logging.getLogger(__name__).error("the page failed", exc_info=error)
         return {self.parts.notice: markup.notice(str(error) if isinstance(error, ClasslensError) else _BUG)}
@@ -129,13 +129,13 @@ class Handlers:
     @_politely
     def receive(self, model: str, event: gr.EventData) -> Updates:
         """A picture file came in."""
-        if event._data.get("large"):  # the browser did not even send it
+        if event._data.get("large"):  # the browser did not send it
             raise too_large()
         return self._show(self.studio.open(decode(event._data.get("content"))), model)
 
     @_politely
     def change_model(self, picture: Picture | None, model: str) -> Updates:
-        """Another network looks at the picture."""
+        """Another network was selected."""
         return self._show(_there(picture), model)
 
     def _show(self, picture: Picture, model: str) -> Updates:
@@ -163,19 +163,19 @@ class Handlers:
 
     def _choose(self, picture: Picture, model: str, index: object, chosen: int, rival: int | None) -> Updates:
         if not isinstance(index, int) or not 0 <= index < len(self.studio.labels(picture, model)):
-            raise TargetError("there is no such class; pick one of the list")
-        # Whoever clicks the class of the comparison means the two the other way round.
+            raise TargetError("there is no such class; pick one from the list")
+        # A click on the class of the comparison swaps the two.
         swapped = {self.parts.rival: chosen} if index == rival else {}
         return {self.parts.chosen: index, **swapped}
 
     # ------------------------------------------------------------------------------------------------- drawing
 
     def clear(self) -> Updates:
-        """A setting was changed: what was said before is over."""
+        """A setting was changed: clear the old message."""
         return {self.parts.notice: ""}
 
     def look(self, view: str) -> Callable[[], Updates]:
-        """A tab was opened; settings that mean nothing there are put away."""
+        """A tab was opened; settings without effect there are hidden."""
         return lambda: {
             self.parts.view: view,
             self.parts.method: gr.update(visible=view != "methods"),
@@ -187,7 +187,7 @@ class Handlers:
         self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None,
         question: int | str, method: str, methods: list[str], progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
     ) -> Iterator[Updates]:  # fmt: skip
-        """Bring the page up to what is wanted; panels appear one by one, until something else is wanted."""
+        """Draw the current settings; panels appear one by one, until the settings change."""
         if picture is None:
             return
         wish = _wish(model, view, index, rival, question, method, methods)
@@ -203,12 +203,12 @@ class Handlers:
             yield bars
             steps = actions.panels(self.studio, picture, wish)
             while True:
-                with reporting(tell):  # not around the loop: gradio may go on in another context after each yield
+                with reporting(tell):  # not around the loop: gradio may continue in another context after each yield
                     panels = next(steps, None)
                 still_wanted()
                 if panels is None:
                     break
-                # The bars once more: of two answers in quick succession a browser may show but the second.
+                # The bars again: a browser may show only the second of two updates in quick succession.
                 yield bars | {self.parts.stages[view]: self._stage(picture, wish, panels)}
             if view in ("one", "two") and self.studio.is_quick(picture, model, index, method, wish.rivals):
                 self.studio.prefetch(picture, model, _ROWS, method)
@@ -241,7 +241,7 @@ class Handlers:
 
     @_politely
     def save_png(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
-        """What is on the page, as a PNG."""
+        """The current view as a PNG."""
         wish = _wish(*wanted)
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         if wish.view == "layers":
@@ -253,7 +253,7 @@ class Handlers:
 
     @_politely
     def save_npz(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
-        """The raw maps of what is on the page, as an NPZ."""
+        """The raw maps of the current view as an NPZ."""
         wish = _wish(*wanted)
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         content = actions.arrays(_there(picture), wish.model, panels)
@@ -265,12 +265,12 @@ class Handlers:
 
 def _there(picture: Picture | None) -> Picture:
     if picture is None:
-        raise ImageError("there is no picture (any more): choose one")
+        raise ImageError("there is no picture: choose one")
     return picture
 
 
 def questions(names: Sequence[tuple[str, int]], likely: Sequence[int]) -> list[tuple[str, int | str]]:
-    """What can be asked about the chosen class, in words and as the page sends it; likely rivals come first."""
+    """The possible questions about the selected class, as text and as values; likely rivals come first."""
     rivals = [names[i] for i in likely] + [found for found in names if found[1] not in likely]
     first = [("the class", ITSELF), ("the class rather than its rivals", RIVALS)]
     return [*first, *((f"rather than {name}", index) for name, index in rivals)]

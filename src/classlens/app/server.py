@@ -1,8 +1,8 @@
-"""The page's server: what may come in, what goes out, and how it stops.
+"""The server of the page: which requests it allows, what it sends, and how it stops.
 
-The page needs few of the addresses that gradio answers, and none that has to do with files: a picture comes in the
-body of a request and is decoded in memory, pictures and downloads go out in answers. So only those few are let
-through (`Doors`); everything else, above all gradio's own file addresses, is refused before gradio sees it.
+The page needs few of gradio's URLs, and none that handles files: a picture arrives in the body of a request and is
+decoded in memory; pictures and downloads are sent in responses. Only those URLs are allowed (`RequestFilter`). All
+others, above all gradio's file URLs, are refused before gradio sees them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from classlens.app.studio import Studio
 
-# What the page's own script asks for. No file=, upload, proxy=, stream, component_server, deep_link, ...
+# The URLs that the page's own script requests. No file=, upload, proxy=, stream, component_server, deep_link, ...
 _OPEN = {
     "GET": re.compile(
         r"/|/(theme\.css|favicon\.ico|manifest\.json|config)|/(assets|static)/(?!.*\.\.)[\w./-]+"
@@ -38,7 +38,7 @@ _OPEN = {
 }
 _OPEN["HEAD"] = _OPEN["GET"]
 
-# The browser fetches nothing from anywhere else, whatever a library's script may wish for.
+# The browser may load nothing from other servers, whatever a library's script requests.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -52,14 +52,14 @@ _OUTSIDE = re.compile(rb"<(meta|link)\b[^>]*https?://[^>]*>")  # gradio's own pr
 
 
 class ServerError(ClasslensError):
-    """A page that cannot be served."""
+    """The page cannot be served."""
 
 
 def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
     """Serve the page with these networks until Ctrl-C."""
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(host, port))
-        # gradio wants a folder of its own (and asks for it when imported), though the page never puts a file there.
+        # gradio needs its own folder (already at import), although the page never writes a file there.
         os.environ["GRADIO_TEMP_DIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="classlens-"))
         _quiet()
         try:
@@ -72,23 +72,25 @@ def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
 
         studio = Studio({name: load(name, device=device) for name in dict.fromkeys(names)})
         stack.callback(studio.close)
-        studio.prefetch(studio.open(next(iter(samples().values()))), next(iter(studio.models)), 1)  # the page's first
+        studio.prefetch(
+            studio.open(next(iter(samples().values()))), next(iter(studio.models)), 1
+        )  # the first view of the page
         config = uvicorn.Config(
             application(studio), log_level="error", access_log=False, server_header=False,
-            timeout_graceful_shutdown=1,  # a browser's open page keeps a connection for as long as it is open
+            timeout_graceful_shutdown=1,  # an open page in a browser keeps its connection
         )  # fmt: skip
         _announce(listening, studio)
         server = uvicorn.Server(config)
-        # At the end it complains of every page that is still open in a browser.
+        # At the end it logs an error for every page that is still open in a browser.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as tidy an end as that of Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean shutdown as with Ctrl-C
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
         typer.echo("\nstopped")
 
 
 def application(studio: Studio) -> FastAPI:
-    """The page behind its doors, as an ASGI application."""
+    """The page behind its request filter, as an ASGI application."""
     _quiet()
     import gradio
     from fastapi import FastAPI
@@ -97,9 +99,9 @@ def application(studio: Studio) -> FastAPI:
     from classlens.app.page import build
 
     page = build(studio)
-    page.state_session_capacity = 100  # visitors whose picture is remembered
+    page.state_session_capacity = 100  # visitors whose picture is kept in memory
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Doors)
+    app.add_middleware(RequestFilter)
     gradio.mount_gradio_app(
         app, page, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False, pwa=False,
         mcp_server=False, enable_monitoring=False, theme=theme(), css=style(), head=HEAD,
@@ -107,8 +109,8 @@ def application(studio: Studio) -> FastAPI:
     return app
 
 
-class Doors:
-    """Lets through what the page needs, and nothing else."""
+class RequestFilter:
+    """A request filter that allows only what the page needs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -122,25 +124,25 @@ class Doors:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         rule = _OPEN.get(scope["method"])
         if rule is None or not rule.fullmatch(scope["path"]):
-            await _refuse(send, 404, "there is nothing here")
+            await _refuse(send, 404, "the page has no such URL")
             return
         if scope["method"] == "POST":
             body = await _body(receive)
             if body is None or not _plain(body):
-                known = (400, "the request is not one of the page's")
+                known = (400, "the page does not make this request")
                 await _refuse(send, *(known if body is not None else (413, "the request is too large")))
                 return
             receive = _again(body, receive)
-        if scope["path"] == "/":  # without its query, in which gradio would look for a saved state's name
+        if scope["path"] == "/":  # without its query, in which gradio would look for the name of a saved state
             await self._app({**scope, "query_string": b""}, receive, _Page(send))
         else:
             await self._app(scope, receive, _Answer(send))
 
 
 def _plain(body: bytes) -> bool:
-    """Whether a request's inputs are plain values, as the page's are.
+    """Whether the inputs of a request are plain values, as those of the page are.
 
-    In an object gradio would look for a file: one on this machine, or an address to fetch.
+    In an object, gradio would look for a file on this machine or a URL to fetch.
     """
     try:
         asked = json.loads(body or b"{}")
@@ -157,7 +159,7 @@ def _is_value(value: Any) -> bool:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """All of a request's body, or None if it is larger than a picture may be."""
+    """The body of a request, or None if it is larger than the upload limit."""
     from classlens.app.studio import MAX_UPLOAD
 
     parts, size = [], 0
@@ -165,7 +167,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         part = message.get("body", b"")
         size += len(part)
-        if size > MAX_UPLOAD * 4 // 3 + 2**16:  # base64 makes four bytes of three
+        if size > MAX_UPLOAD * 4 // 3 + 2**16:  # base64 turns three bytes into four
             return None
         parts.append(part)
         if not message.get("more_body"):
@@ -173,7 +175,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, to be read once more."""
+    """Make a body readable a second time."""
     left = [body]
 
     async def read() -> Message:
@@ -183,7 +185,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """Sends an answer on with our headers."""
+    """Forwards a response with our headers."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -195,7 +197,7 @@ class _Answer:
 
 
 class _Page:
-    """Sends the page on without the outside addresses in its head."""
+    """Forwards the page without the external URLs in its head."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -209,7 +211,7 @@ class _Page:
         self._body += message.get("body", b"")
         if message.get("more_body") or self._start is None:
             return
-        page = _OUTSIDE.sub(b"", self._body)  # empty where only the head was asked for
+        page = _OUTSIDE.sub(b"", self._body)  # empty for a HEAD request
         await self._send(_with_headers(self._start, _HEADERS | {"content-length": str(len(page))}))
         await self._send({"type": "http.response.body", "body": page})
 
@@ -227,7 +229,7 @@ async def _refuse(send: Send, status: int, text: str) -> None:
 
 
 def _quiet() -> None:
-    """Nothing is told to anybody: no usage counts, no look for newer versions."""
+    """Switch off gradio's analytics and version checks."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -238,7 +240,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        raise ServerError(f"cannot listen on {host}, port {port} ({error}): give another --host or --port") from None
+        raise ServerError(f"cannot listen on {host}, port {port} ({error}): choose another --host or --port") from None
 
 
 def _announce(listening: socket.socket, studio: Studio) -> None:
@@ -246,4 +248,4 @@ def _announce(listening: socket.socket, studio: Studio) -> None:
     where = f"[{host}]" if ":" in host else host
     typer.echo(f"classlens shows {', '.join(studio.models)} at http://{where}:{port} (Ctrl-C stops it)")
     if host not in ("127.0.0.1", "::1"):
-        typer.echo("note: whoever reaches this machine can use the page; it asks for no password")
+        typer.echo("note: anyone who can reach this machine can use the page; it has no password")

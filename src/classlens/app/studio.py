@@ -1,4 +1,4 @@
-"""The networks of the page and what was lately computed with them. No gradio, no HTML, no file is read or written here.
+"""The networks of the page and a cache of recent results. Uses no gradio, no HTML and no files.
 
 >>> studio = Studio({"lite0": load("efficientnet-lite0")})
 >>> picture = studio.open(demo.picture())
@@ -34,37 +34,37 @@ from classlens.models import LoadedModel, Preprocess
 MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
 DEFAULT_METHOD = "agf"
 _SHARP = 672  # pixels of a picture's edge on the page
-_QUICK = 3.0  # seconds: what takes longer is not computed ahead
-_KEPT = 256 * 2**20  # bytes of maps kept for the next click
+_QUICK = 3.0  # seconds: slower explanations are not computed ahead
+_KEPT = 256 * 2**20  # bytes of cached maps
 
 T = TypeVar("T")
-Rivals = int | str | None  # a class to set another against, "rivals" for all others, or nothing
+Rivals = int | str | None  # a rival class, "rivals" for all others, or None
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture as every network of the page takes it. The file itself is not kept."""
+    """A picture as input for every network of the page. The file itself is not kept."""
 
     digest: str
     inputs: dict[str, Tensor]  # model -> (1,3,H,W)
-    views: dict[str, Image.Image]  # model -> the same part of the picture, sharper, for the eye
+    views: dict[str, Image.Image]  # model -> the same part of the picture in higher resolution, for display
 
 
 class OutOfDate(Exception):
-    """A drawing that nobody waits for any more."""
+    """A drawing that is no longer needed."""
 
 
 class Upload(io.BytesIO):
-    """A picture file's content, under a name that error texts can use."""
+    """The content of an image file, with a name for error messages."""
 
     name = "this file"
 
 
 class Studio:
-    """The networks of a page, fixed at its start, and what was lately computed with them.
+    """The networks of a page, fixed at its start, and a cache of recent results.
 
-    Explanations are kept for the next click, up to a number of bytes; the likeliest classes of a picture are
-    computed ahead while its user still looks at the first one.
+    Explanations are cached for the next click, up to a number of bytes. The most likely classes of a picture are
+    computed ahead while the visitor looks at the first one.
     """
 
     def __init__(self, models: Mapping[str, LoadedModel]) -> None:
@@ -76,7 +76,7 @@ class Studio:
         self._closed = False
 
     def open(self, content: bytes) -> Picture:
-        """A picture file's content, decoded within the limits of `classlens.data.images`."""
+        """Decode the content of an image file, within the limits of `classlens.data.images`."""
         if len(content) > MAX_UPLOAD:
             raise too_large()
         image = open_image(Upload(content))
@@ -85,7 +85,7 @@ class Studio:
         return Picture(hashlib.sha256(content).hexdigest(), inputs, views)
 
     def labels(self, picture: Picture, model: str) -> list[str]:
-        """What the classes of a network are called."""
+        """The names of the classes of a network."""
         names = self.models[model].labels
         return list(names) if names else [f"class {i}" for i in range(self._logits(picture, model).shape[1])]
 
@@ -96,15 +96,15 @@ class Studio:
         return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
 
     def probability(self, picture: Picture, model: str, index: int) -> float:
-        """The probability of a class: softmax, or sigmoid of a network with several classes in a picture."""
+        """The probability of a class: softmax, or sigmoid for a multi-label network."""
         return float(self._shares(picture, model)[index])
 
     def explain(
         self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD, rather_than: Rivals = None
     ) -> Explanation:
-        """The explanation of one class; at once if it was asked for lately."""
+        """The explanation of one class, from the cache if possible."""
         if method not in METHODS:  # a request may hold anything
-            raise MethodError("there is no such method; pick one of the list")
+            raise MethodError("there is no such method; pick one from the list")
         classes = self._logits(picture, model).shape[1]
         if not 0 <= index < classes:
             raise TargetError(f"there is no class {index}; {model} has {classes}")
@@ -113,11 +113,11 @@ class Studio:
         return self._keep(key, make, lambda e: e.maps.nbytes + e.pictures.nbytes)
 
     def is_quick(self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> bool:
-        """Whether another class would be explained while a visitor still looks at this one."""
+        """Whether explaining another class is fast enough to be done ahead."""
         return self.explain(picture, model, index, method, rather_than).report.seconds < _QUICK
 
     def prefetch(self, picture: Picture, model: str, count: int, method: str = DEFAULT_METHOD) -> None:
-        """Compute the likeliest classes in the background; what an earlier call left undone is dropped."""
+        """Compute the most likely classes in the background; unfinished work of an earlier call is dropped."""
         self._turn += 1
         self._ahead.submit(self._compute_ahead, self._turn, picture, model, count, method)
 
@@ -138,12 +138,12 @@ class Studio:
         return self._keep(key, draw, len)
 
     def close(self) -> None:
-        """Let go of what is still to be computed."""
+        """Cancel pending computations."""
         self._closed = True
         self._ahead.shutdown(cancel_futures=True)
 
     def check_open(self) -> None:
-        """Raises `OutOfDate` once the page is closed: a slow method must not hold up the end."""
+        """Raise `OutOfDate` once the page is closed: a slow method must not delay the shutdown."""
         if self._closed:
             raise OutOfDate
 
@@ -173,7 +173,7 @@ class Studio:
 
 
 def samples() -> dict[str, bytes]:
-    """Pictures to begin with: the demo picture and two parts of it.
+    """Sample pictures: the demo picture and two parts of it.
 
     >>> list(samples())
     ['cat and espresso', 'cat', 'espresso']
@@ -186,29 +186,29 @@ def samples() -> dict[str, bytes]:
 
 
 def pick_sample(pictures: Mapping[str, bytes], index: object) -> bytes:
-    """One of the samples by its place; a request may hold anything."""
+    """One of the samples by its position; a request may contain anything."""
     if not isinstance(index, int) or not 0 <= index < len(pictures):
-        raise ImageError("there is no such sample; pick one of the row")
+        raise ImageError("there is no such sample; pick one from the row")
     return list(pictures.values())[index]
 
 
 def too_large() -> ImageError:
-    """What to say of a file that is larger than the page takes."""
+    """The error for a file above the upload limit."""
     return ImageError(f"this file is larger than {MAX_UPLOAD // 2**20} MB: scale the picture down first")
 
 
 def decode(text: object) -> bytes:
-    """The picture file that a browser sent as base64."""
+    """The image file that a browser sent as base64."""
     if not isinstance(text, str) or not text:
-        raise ImageError("no picture arrived: choose one again")
+        raise ImageError("no picture arrived: choose it again")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ImageError("the picture did not arrive whole: send it again") from None
+        raise ImageError("the picture arrived incomplete: send it again") from None
 
 
 def _sharp(preprocess: Preprocess, image: Image.Image) -> Image.Image:
-    """What a network sees of a picture, as sharp as the picture allows: people read more than 224 pixels."""
+    """The part of a picture that a network sees, in the resolution of the picture."""
     seen = preprocess.frame(image)
     if preprocess.resize is not None:
         size = (preprocess.resize,) if isinstance(preprocess.resize, int) else preprocess.resize

@@ -1,4 +1,4 @@
-"""report.html: one file with everything in it, that can be mailed. Its words and looks are in templates/."""
+"""report.html: one self-contained file. Its text and style are in templates/."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from classlens.evaluate.stats import Estimate
 from classlens.evaluate.tables import Table, cell, counts, headings
 from classlens.render.html import pages
 
-TIME = "What a method takes beside the recorded forward pass that all methods share."
+TIME = "Time of each method, excluding the recorded forward pass that all methods share."
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page shows."""
+    """The content of the page."""
 
     model: str
     about: str
@@ -24,7 +24,7 @@ class Page:
     tables: Sequence[Table]
     curves: bytes  # PNG
     shown: Sequence[Shown]
-    timing: Mapping[str, float]  # method -> seconds a picture
+    timing: Mapping[str, float]  # method -> seconds per image
     ops: Mapping[str, Sequence[tuple[str, float]]]  # method -> operations and their share of the time
     skipped: Sequence[str]
     manifest: str
@@ -53,7 +53,7 @@ def _interval(found: Estimate) -> tuple[str, str]:
 
 
 def _row(dispute: Shown) -> tuple[str, list[tuple[str, bytes]]]:
-    """A caption, and the picture and each method's map of it."""
+    """A caption, the image, and the map of each method."""
     maps = [(f"{method} {score:.2f}", jpeg) for method, (score, jpeg) in dispute.maps.items()]
     return dispute.caption, [("picture", dispute.picture), *maps]
 
@@ -61,7 +61,8 @@ def _row(dispute: Shown) -> tuple[str, list[tuple[str, bytes]]]:
 def _remark(shown: Sequence[Shown]) -> str:
     judges = dict.fromkeys(dispute.judge for dispute in shown)
     return (
-        "Red speaks for the explained class, blue against it. Under each map its score on this picture, from 0 to 1: "
+        "Red is evidence for the explained class, blue is evidence against it. The number under each map is its score "
+        "on this image, from 0 to 1: "
         f"{', or '.join(judges)}."
     )
 

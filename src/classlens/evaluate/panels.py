@@ -1,4 +1,4 @@
-"""What is drawn of a test, before it is drawn: `Panel`s, made from its table and rows."""
+"""The data of a test's plots: `Panel`s, made from its table and rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Panel:
     ylabel: str
     xlabel: str = ""
     x: tuple[float, ...] = ()
-    ticks: tuple[str, ...] = ()  # what stands at each x, where that is not the number
+    ticks: tuple[str, ...] = ()  # labels of the x values, if they are not the numbers
     lines: Mapping[str, NDArray[np.float64]] | None = None  # method -> (len(x),)
     groups: tuple[str, ...] = ()
     points: Mapping[str, Sequence[Estimate]] | None = None  # method -> one for each group
@@ -31,7 +31,7 @@ class Panel:
 
 
 def comparison(table: Table, only: str = "", ylabel: str = "%", chance: float | None = None) -> Panel:
-    """The table's metrics side by side (those whose name begins with `only`)."""
+    """The metrics of a table side by side (those whose name begins with `only`)."""
     chosen = [i for i, metric in enumerate(table.metrics) if metric.name.startswith(only)]
     return Panel(
         f"{only.capitalize() or table.title}: {table.data}",

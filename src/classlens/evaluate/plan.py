@@ -1,7 +1,7 @@
-"""Which data set serves which test, and what is still to be done.
+"""Plans a run: which test runs on which data set, and which rows are missing.
 
-A shard is a batch of units with what is still missing for them: any worker can do it. Its units depend on the data, the
-limit, the seed and the batch size alone, never on what is already done: a batch computed again gives the same bits.
+A shard is a batch of units with their missing rows; any worker can execute it. Its units depend only on the data, the
+limit, the seed and the batch size, never on what is already done, so a recomputed batch gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from classlens.evaluate.settings import Settings
     from classlens.evaluate.worker import Worker
 
-Todo = dict[tuple[str, Config], frozenset[str]]  # (method, test) -> pictures that lack a row
-Done = Mapping[tuple[str, str], set[tuple[str, str]]]  # (method, config hash) -> pictures that have one, by content
+Todo = dict[tuple[str, Config], frozenset[str]]  # (method, test) -> images that lack a row
+Done = Mapping[tuple[str, str], set[tuple[str, str]]]  # (method, config hash) -> images that have one, by content
 
 T = TypeVar("T")
-PREDICTION = ""  # the "method" of rows that say what the network predicts
+PREDICTION = ""  # the "method" of rows with the network's predictions
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class Shard:
 
     data: int
     units: tuple[Unit, ...]
-    tests: tuple[Config, ...]  # all that concern them, done or not: they decide which classes are explained
+    tests: tuple[Config, ...]  # all tests on these units, done or not: they determine the explained classes
     todo: Todo
-    prediction: Config | None = None  # where the units are pictures whose predictions are kept
+    prediction: Config | None = None  # if the units are images whose predictions are stored
 
     @property
     def rows(self) -> int:
-        """How many are missing."""
+        """The number of missing rows."""
         return sum(len(names) for names in self.todo.values())
 
     @cached_property
     def contents(self) -> dict[str, str]:
-        """The pictures that its rows are about, with their content."""
+        """The images of its rows, with their content."""
         return contents_of(self.units)
 
     def without(self, broken: Container[str]) -> Shard:
-        """The same with nothing to be done for some of its units."""
+        """The same shard without work for the broken units."""
         gone = {name for unit in self.units if unit.name in broken for name in unit.rows}
         left = {key: names - gone for key, names in self.todo.items()}
         return replace(self, todo={key: names for key, names in left.items() if names})
@@ -57,7 +57,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Part:
-    """A data set with the pictures chosen from it and the tests it serves."""
+    """A data set with its selected images and its tests."""
 
     index: int
     subject: Subject
@@ -84,18 +84,18 @@ class Plan:
     """All parts of a run, and remarks for the reader of its tables."""
 
     model: str  # its id in the rows
-    methods: tuple[str, ...]  # as the rows call them
+    methods: tuple[str, ...]  # their names in the rows
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
-    prediction: Config | None  # what the rows of predictions depend on; None: none are kept
-    broken: tuple[Row, ...] = ()  # pictures that could not be read this time; every run tries them again
+    prediction: Config | None  # what the rows of predictions depend on; None: none are stored
+    broken: tuple[Row, ...] = ()  # images that could not be read this time; every run tries them again
 
 
 # ------------------------------------------------------------------------------------------------- who serves whom
 
 
 def make_plan(settings: Settings, worker: Worker, contents: Contents | None = None) -> Plan:
-    """Every data set serves the tests asked for; in `all` only those it was made for."""
+    """Run each requested test on every data set; in `all` only on those that are meant for it."""
     parts, notes = [], []
     refused: dict[str, str] = {}
     contents = contents or Contents()
@@ -104,24 +104,24 @@ def make_plan(settings: Settings, worker: Worker, contents: Contents | None = No
         dataset = subject.dataset
         tests = [t for t in settings.tests if not settings.everything or _suits(t, dataset, labels_anywhere)]
         if not tests:
-            notes.append(f"{dataset.name} serves none of the tests and was not used.")
+            notes.append(f"{dataset.name} suits none of the tests and was not used.")
             continue
         items = dataset.select(settings.limit, settings.seed, settings.half)
         configs = []
         for test in tests:
             try:
                 configs += _configs(settings, test, subject, worker)
-            except DataError as error:  # asked for by its name, a test that cannot serve this network is refused
+            except DataError as error:  # a test that was named but cannot run on this network is refused
                 if not settings.everything:
                     raise
                 refused[test] = str(error)
-        configs.sort(key=is_late)  # as they are done
+        configs.sort(key=is_late)  # in order of execution
         notes += _notes(subject, items, configs)
         held = {item.name: contents.of(subject, item) for item in items}
         parts.append(Part(index, subject, items, tuple(configs), held))
     served = {config.test for part in parts for config in part.configs}
     notes += [
-        f"{test} was left out: {refused.get(test, 'no data set given serves it')}."
+        f"{test} was skipped: {refused.get(test, 'no given data set suits it')}."
         for test in settings.tests
         if test not in served
     ]
@@ -131,7 +131,7 @@ def make_plan(settings: Settings, worker: Worker, contents: Contents | None = No
 
 
 def _configs(settings: Settings, test: str, subject: Subject, worker: Worker) -> list[Config]:
-    """The tables of a test that a command asks for."""
+    """The tables of a test in a command."""
     options, chosen = settings.options_of(test), TESTS[test]
     return [
         Config(test, tuple({**values, **chosen.constants, **worker.explainer.values}.items()), options)
@@ -153,14 +153,14 @@ def _notes(subject: Subject, items: Sequence[Item], configs: Sequence[Config]) -
 
 
 def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
-    """In `all`, masks are for tests that need them, and labelled pictures, where there are any, for the rest."""
+    """In `all`, tests that need masks use data sets with masks; the others use labelled images if there are any."""
     if "masks" in TESTS[test].needs:
         return dataset.has_masks
     return dataset.has_labels or not labels_anywhere
 
 
 def is_late(config: Config) -> bool:
-    """Whether a test has to wait until all pictures are classified."""
+    """Whether a test has to wait until all images are classified."""
     return "predictions" in config.needs
 
 
@@ -184,7 +184,7 @@ def contents_of(units: Iterable[Unit]) -> dict[str, str]:
 
 
 def work(plan: Plan, store: Store, size: int, late: bool) -> list[Shard]:
-    """Shards with what is missing: first of all tests that can begin at once, then (`late`) of those that wait."""
+    """Shards with missing rows: first of tests that can start at once, then (`late`) of those that have to wait."""
     done = _done(store, plan.model)
     found: list[Shard] = []
     for part in plan.parts:
@@ -201,7 +201,7 @@ def _on_pictures(
     part: Part, units: Mapping[Config, list[Unit]], methods: Sequence[str], prediction: Config | None, done: Done,
     size: int,
 ) -> list[Shard]:  # fmt: skip
-    """Batches of pictures, each for all tests that want any of them: they share its forward pass and maps."""
+    """Batches of images, each for all tests that use any of them: they share its forward pass and maps."""
     names = {config: {unit.name for unit in chosen} for config, chosen in units.items()}
     shards = []
     for batch in _batches(part.pictures, size):
@@ -218,7 +218,7 @@ def _on_pictures(
 def _composed(
     part: Part, config: Config, units: Sequence[Unit], methods: Sequence[str], done: Done, size: int
 ) -> list[Shard]:
-    """Batches of units with images of their own, fewer at once the more pictures (and so classes) each has."""
+    """Batches of units with composed inputs; the more images (and so classes) a unit has, the smaller the batches."""
     most = max((len(unit.items) for unit in units), default=1)
     shards = []
     for batch in _batches(units, max(1, size // most)):
@@ -229,7 +229,7 @@ def _composed(
 
 
 def _missing(asked: Iterable[tuple[str, Config, dict[str, str]]], done: Done) -> Todo:
-    """What has no row. A picture that cannot be read never has one: every run tries it again."""
+    """The missing rows. An unreadable image never has one: every run tries it again."""
     missing = {
         (method, config): frozenset(
             name
@@ -242,7 +242,7 @@ def _missing(asked: Iterable[tuple[str, Config, dict[str, str]]], done: Done) ->
 
 
 def _done(store: Store, model: str) -> dict[str, Done]:
-    """data -> (method, config) -> names that need no more work: they have a row, or a reason for having none."""
+    """data -> (method, config) -> names that need no more work: they have a row, or a reason why not."""
     found: dict[str, dict[tuple[str, str], set[tuple[str, str]]]] = {}
     for kind in schemas():
         for (owner, data, method, config), names in finished(store.read(kind)).items():
@@ -252,7 +252,7 @@ def _done(store: Store, model: str) -> dict[str, Done]:
 
 
 def _predictions(part: Part, plan: Plan, store: Store) -> dict[str, Prediction]:
-    """What the network says of every picture that it has classified."""
+    """The predictions for all classified images."""
     if plan.prediction is None:
         return {}
     rows = where(store.read("prediction"), model=plan.model, data=part.dataset.name, config=plan.prediction.hash)

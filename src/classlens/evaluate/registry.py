@@ -1,13 +1,13 @@
-"""TESTS: every evaluation by name. A test is one object, and all that the runner, command and report know of it.
+"""TESTS: every evaluation by name. A test is one object; the runner, the command and the report know nothing else.
 
-    pictures -> units      what is worked on: a picture, a grid of them, a picture with something planted
-    unit -> Seen           the image that goes into the network, with its mask
-    Scene -> classes       which classes of it are explained
-    Explained -> rows      the maps of a method for all of them, scored: one row of `columns` each
-    rows -> metrics        the columns of a table; `title`, `remark` and `panels` show them
+    images -> units        units of work: an image, a grid of images, an image with something planted
+    unit -> Seen           the input of the network, with its mask
+    Scene -> classes       the classes to explain
+    Explained -> rows      the scores of one method's maps: one row of `columns` each
+    rows -> metrics        the columns of a table; `title`, `remark` and `panels` present them
 
-`register(Test(...))` at the end of a module of `classlens.evaluate.tests` is enough. What most tests have in common is
-the default: a unit is a picture, the predicted class is explained, the fields of `options` are the settings.
+`register(Test(...))` at the end of a module of `classlens.evaluate.tests` is enough. The defaults suit most tests: a
+unit is an image, the predicted class is explained, the fields of `options` are the settings.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 NEEDS = {
     "masks": "a data set with masks",
-    "labels": "labels that the model knows",
-    "predictions": "the predictions of all pictures, from which its units are made",
+    "labels": "labels that are classes of the model",
+    "predictions": "the predictions for all images, from which its units are made",
     "head": "a network that predicts a class",
     "classes": "maps of any class, also of an altered network",
-    "neighbour": "maps that set a picture against its neighbour (classlens selfsup evaluate)",
+    "neighbour": "maps that contrast an image with its neighbour (classlens selfsup evaluate)",
 }
-"""What a test may need: the first two of the data, `predictions` of the runner, the others of the explainer."""
+"""What a test may need: the first two from the data, `predictions` from the runner, the others from the explainer."""
 OF_EXPLAINER = frozenset({"head", "classes", "neighbour"})
 
 Values = dict[str, Any]
@@ -53,7 +53,7 @@ Classes = Tensor | list[list[int]]  # one class for each image (B,), or a list o
 
 
 class SettingsError(ClasslensError):
-    """Choices that do not go together."""
+    """Settings that cannot be combined."""
 
 
 # ----------------------------------------------------------------------------------------------------------- options
@@ -61,16 +61,16 @@ class SettingsError(ClasslensError):
 
 @dataclass(frozen=True)
 class Flag:
-    """What a field of a test's options says of itself: to the command, and about the rows."""
+    """The metadata of a field of a test's options: for the command, and for the rows."""
 
     help: str
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     least: float | None = None
-    each: str = ""  # of a field with several values: each is a table of its own, and this is the setting's name there
-    decides: bool = True  # False: how much is done, or how; the rows do not depend on it
-    needs: str = ""  # the flag makes sense with explainers that offer this
-    adds: tuple[tuple[str, str], ...] = ()  # (value, need): what the test needs when this is chosen
+    each: str = ""  # for a field with several values: each value gets its own table, with this setting name
+    decides: bool = True  # False: the rows do not depend on it
+    needs: str = ""  # the flag applies only to explainers that offer this
+    adds: tuple[tuple[str, str], ...] = ()  # (value, need): what the test needs for this value
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as typer has it
@@ -82,21 +82,21 @@ def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as type
 
 
 def flag_of(of: Field[Any]) -> Flag:
-    """What a field says of itself."""
+    """The metadata of a field."""
     found: Flag = of.metadata["flag"]
     return found
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For a test without any."""
+    """For a test without options."""
 
 
 # -------------------------------------------------------------------------------------------------------- what is run
 
 
 def config_hash(config: Values) -> str:
-    """A short name for a test's settings.
+    """A short identifier of a test's settings.
 
     >>> config_hash({"fill": "black"}) == config_hash({"fill": "black"})
     True
@@ -110,7 +110,9 @@ class Config:
 
     test: str
     values: tuple[tuple[str, Any], ...] = ()
-    options: Any = field(default=None, compare=False, repr=False)  # all of the test's, also those that decide nothing
+    options: Any = field(
+        default=None, compare=False, repr=False
+    )  # all options of the test, including those that do not affect rows
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.values)[name]
@@ -134,13 +136,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is worked on at once: most often one picture."""
+    """A unit of work: usually one image."""
 
     name: str
-    items: tuple[Item, ...]  # what has to be read for it
-    rows: tuple[str, ...]  # the pictures that its rows are about
-    classes: tuple[int, ...] = ()  # to be explained, where planning decides that
-    content: str = ""  # what its pictures hold, once that is known: rows are kept under it
+    items: tuple[Item, ...]  # the images to read
+    rows: tuple[str, ...]  # the names of its rows
+    classes: tuple[int, ...] = ()  # the classes to explain, if planning decides them
+    content: str = ""  # a hash of its images, once known; rows are stored with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ class Seen:
     image: Tensor  # (3,H,W)
     mask: Mask | None = None
     label: int | None = None
-    plain: Tensor | None = None  # the neighbour it is set against, where the test decides that
+    plain: Tensor | None = None  # the neighbour, if the test decides it
 
 
 Read = Callable[[Item], Seen]  # may raise ImageError
@@ -158,7 +160,7 @@ Read = Callable[[Item], Seen]  # may raise ImageError
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says of a picture."""
+    """The network's prediction for an image."""
 
     label: int | None
     predicted: int
@@ -167,21 +169,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a test is about: a network and a data set, and what the explainer offers."""
+    """The subject of a test: a network and a data set, and what the explainer offers."""
 
     network: Network
     dataset: Dataset
     offers: frozenset[str]
 
     def label(self, item: Item) -> int | None:
-        """The output of the network that a picture's label means."""
+        """The output of the network for the label of an image."""
         if "classes" not in self.offers:
             return None
         return label_index(item.label, self.network.labels, self.network.classes)
 
     @cached_property
     def outputs(self) -> tuple[int, ...] | None:
-        """For each class of the masks its output, if the network knows them all; else None."""
+        """The output for each class of the masks, if the network has them all; otherwise None."""
         if "classes" not in self.offers:
             return None
         return class_outputs(self.dataset.classes, self.network.labels, self.network.classes)
@@ -191,7 +193,7 @@ class Subject:
 
 
 def variants_of_fields(options: Any, subject: Subject) -> list[Values]:
-    """The settings of each table: the fields of the options, those with `each` one value at a time."""
+    """The settings of each table: the fields of the options; fields with `each` give one table per value."""
     flags = {f.name: flag_of(f) for f in fields(options)}
     several = [name for name, flag in flags.items() if flag.each]
     one = {name: getattr(options, name) for name, flag in flags.items() if flag.decides and not flag.each}
@@ -204,12 +206,12 @@ def variants_of_fields(options: Any, subject: Subject) -> list[Values]:
 def every_picture(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
-    """Each picture is a unit, with one row."""
+    """Each image is a unit, with one row."""
     return [Unit(item.name, (item,), (item.name,)) for item in items]
 
 
 def predicted_class(scene: Scene, config: Config) -> Mapping[str, Classes]:
-    """The likeliest class of each image."""
+    """The most likely class of each image."""
     return {"predicted": scene.predicted}
 
 
@@ -220,43 +222,43 @@ def metrics_side_by_side(table: Table, rows: Mapping[str, pa.Table]) -> list[Pan
 
 @dataclass(frozen=True)
 class Test:
-    """An evaluation. What follows `remark` has a default that suits most."""
+    """An evaluation. The fields after `remark` have defaults that suit most tests."""
 
-    __test__ = False  # not one of pytest's
+    __test__ = False  # not a pytest test
 
     name: str
-    question: str  # what it asks of a map, in one line
+    question: str  # the question about a map, in one line
     columns: Mapping[str, str]  # of its rows: int32, int64, float64, string, or list<...> of one of these
     metrics: Callable[[Config], tuple[Metric, ...]]
     title: Callable[[Config], str]
     remark: Callable[[Config], str]  # how to read the table
 
     score: Callable[[Scene, Config, Explained], list[Values]] | None = None
-    """One method's maps of a scene -> the values of a row for each of `scene.rows`. Or, instead,"""
+    """One method's maps of a scene -> the values of a row for each of `scene.rows`. Alternatively,"""
     score_together: Callable[[Scene, Config, Mapping[str, Explained]], Iterator[tuple[str, list[Values]]]] | None = None
-    """all methods' at once, where they share what is expensive; gives (method, values) one by one."""
+    """score all methods together if they share expensive work; yields (method, values) one by one."""
 
     options: type[Any] = NoOptions
     needs: frozenset[str] = frozenset()
     variants: Callable[[Any, Subject], list[Values]] = variants_of_fields
-    constants: Mapping[str, Any] = field(default_factory=dict)  # settings that cannot be chosen, but decide
+    constants: Mapping[str, Any] = field(default_factory=dict)  # fixed settings that affect rows
     units: Callable[[Subject, Sequence[Item], Config, Mapping[str, Prediction]], list[Unit]] = every_picture
     compose: Callable[[Subject, Unit, Config, Read], Seen] | None = None
-    """Makes the image of a unit. None: it is the picture."""
+    """Composes the input of a unit. None: it is the image."""
     alone: bool = False
-    """Has batches of its own. Tests on pictures share forward pass and maps, which depend on all classes asked for."""
+    """Whether it needs separate batches. Tests on images share the forward pass and the maps of all classes."""
     classes: Callable[[Scene, Config], Mapping[str, Classes]] = predicted_class
-    """By name: the same name is the same class for all tests. `Explained.of(name)` gives its maps."""
+    """Classes by name: the same name means the same class for all tests. `Explained.of(name)` returns its maps."""
     notes: Callable[[Subject, Sequence[Item], Config], list[str]] = lambda subject, items, config: []
     """Remarks for the reader; may raise a ClasslensError."""
-    nothing: Callable[[Config, str], str] | None = None  # (config, data set) -> what to do when there is no row
+    nothing: Callable[[Config, str], str] | None = None  # (config, data set) -> advice if there are no rows
     panels: Callable[[Table, Mapping[str, pa.Table]], list[Panel]] = metrics_side_by_side
-    group: str | None = None  # the column that says which rows belong together, and are drawn together
+    group: str | None = None  # the column that groups rows, which are resampled together
     picture_score: Callable[[pa.Table], NDArray[Any]] | None = None
-    """One number in [0,1] for each row, to find pictures on which methods disagree; the rows need `explained`, a class
+    """One number in [0,1] for each row, to find images on which methods disagree; the rows need `explained`, a class
     or a list of classes, whose maps are drawn."""
     picture_score_name: str = ""
-    rows_as: str = ""  # the test whose kind of rows these are
+    rows_as: str = ""  # another test with the same kind of rows
     place: int = 100  # in lists and tables
 
     @property
@@ -266,17 +268,17 @@ class Test:
 
     @property
     def shares(self) -> bool:
-        """Whether one batch of pictures serves it and other tests."""
+        """Whether it shares batches of images with other tests."""
         return self.compose is None and not self.alone
 
     def needed(self, options: Any) -> frozenset[str]:
-        """All that it needs with these options."""
+        """Everything that it needs with these options."""
         more = {need for f in fields(options or NoOptions()) for value, need in flag_of(f).adds
                 if getattr(options, f.name) == value}  # fmt: skip
         return self.needs | more
 
     def serves(self, offers: frozenset[str]) -> bool:
-        """Whether an explainer offers what the test needs of it."""
+        """Whether an explainer offers what the test needs from it."""
         return self.needs & OF_EXPLAINER <= offers
 
 
@@ -284,7 +286,7 @@ TESTS: dict[str, Test] = {}
 
 
 def register(test: Test) -> Test:
-    """Put a test into TESTS, at its place."""
+    """Add a test to TESTS, at its position."""
     if (test.score is None) == (test.score_together is None):
         raise TypeError(f"{test.name}: give score or score_together")
     unknown = test.needs - NEEDS.keys()

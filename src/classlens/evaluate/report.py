@@ -1,4 +1,4 @@
-"""What a run found, for people: table.md, table.csv, curves.png and a self-contained report.html."""
+"""Writes the results of a run: table.md, table.csv, curves.png and a self-contained report.html."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Rows: TypeAlias = "dict[str, pa.Table]"  # by method
-_LISTED = 20  # skipped pictures named in table.md; the report names all
+_LISTED = 20  # skipped images named in table.md; the report names all
 
 
 @dataclass(frozen=True)
 class Report:
-    """The tables of a run, remarks about them, and where everything was written."""
+    """The tables of a run, remarks about them, and the paths of the files."""
 
     model: str
     tables: tuple[Table, ...]
@@ -38,7 +38,7 @@ class Report:
 
 
 def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Report:
-    """Read the rows that the command asked for, and write all files."""
+    """Read the rows of the command, and write all files."""
     model = plan.model
     results = collect(store, plan)
     built = [tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results]
@@ -67,7 +67,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
 def _with_differences(
     built: Sequence[Table], results: Sequence[tuple[Part, Config, Rows]], settings: Settings
 ) -> list[Table]:
-    """The tables that have a column, each followed by its differences to the method that was asked for."""
+    """The tables with at least one column, each followed by its paired differences from the `against` method."""
     found = []
     for table, (_, _, rows) in zip(built, results, strict=True):
         if table.metrics:
@@ -83,7 +83,7 @@ def _panels(table: Table, rows: Rows) -> list[Panel]:
 
 
 def collect(store: Store, plan: Plan) -> list[tuple[Part, Config, Rows]]:
-    """For each test on each data set: the rows of each method, of the pictures that the command asked for."""
+    """For each test on each data set: the rows of each method, for the images of the command."""
     found = []
     read = {kind: store.read(kind) for kind in {config.kind for part in plan.parts for config in part.configs}}
     for part in plan.parts:
@@ -98,7 +98,7 @@ def collect(store: Store, plan: Plan) -> list[tuple[Part, Config, Rows]]:
 
 
 def skipped_rows(store: Store, plan: Plan) -> list[dict[str, Any]]:
-    """Pictures, or pictures with a method, that gave no row; each with its reason, once."""
+    """Images, or images with a method, without a row; each with its reason, once."""
     rows = list(plan.broken)
     table = where(store.read("skipped"), model=plan.model, method=plan.methods)
     for part in plan.parts:
@@ -115,12 +115,12 @@ def _failures(skipped: Sequence[dict[str, Any]], settings: Settings) -> list[str
         if mine:
             reason, _ = Counter(row["reason"] for row in mine).most_common(1)[0]
             pictures = len({(row["data"], row["image"]) for row in mine})
-            found.append(f"{method} gave no map for {pictures} pictures: {reason}")
+            found.append(f"{method} gave no map for {pictures} images: {reason}")
     return found
 
 
 def _too_few(results: Sequence[tuple[Part, Config, Rows]]) -> list[str]:
-    """What tests say that found nothing to work on."""
+    """The messages of tests without any rows."""
     found = []
     for part, config, rows in results:
         nothing = TESTS[config.test].nothing
@@ -130,7 +130,7 @@ def _too_few(results: Sequence[tuple[Part, Config, Rows]]) -> list[str]:
 
 
 def _timing(store: Store, model: str, methods: Sequence[str]) -> dict[str, float]:
-    """Seconds that a method takes for one picture, from all runs in this folder."""
+    """Seconds per image of each method, from all runs in this folder."""
     seconds: Counter[str] = Counter()
     images: Counter[str] = Counter()
     for entry in store.timings():
@@ -142,14 +142,14 @@ def _timing(store: Store, model: str, methods: Sequence[str]) -> dict[str, float
 
 def _about(model: str, settings: Settings) -> str:
     name, _, fingerprint = model.partition("@")
-    amount = f"{settings.limit} pictures of each data set at most" if settings.limit else "all pictures"
+    amount = f"at most {settings.limit} images of each data set" if settings.limit else "all images"
     if settings.half:
         amount += f", half {settings.half}"
     return f"Model {name} ({fingerprint}), {amount}, seed {settings.seed}. In brackets: 95 % bootstrap intervals."
 
 
 def _last_run(store: Store) -> str:
-    """What the manifest says of the last command; another process may have begun one meanwhile."""
+    """The manifest's entry for the last command; another process may have started one meanwhile."""
     file = store.root / "manifest.json"
     return json.dumps(json.loads(file.read_text(encoding="utf-8"))["runs"][-1], indent=2) if file.exists() else ""
 
@@ -168,7 +168,7 @@ def _markdown(
     blocks = [_about(model, settings), tables.markdown(built).rstrip()]
     if timing:
         rows = [f"| {method} | {seconds:.2f} |" for method, seconds in timing.items()]
-        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
+        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds per image |", "|---|---|", *rows]))
     if notes:
         blocks.append("\n".join(["### Notes", "", *(f"- {note}" for note in notes)]))
     if skipped:

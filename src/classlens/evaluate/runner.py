@@ -1,4 +1,4 @@
-"""A run: plan the work, have it done here or on a cluster, keep the rows, write the report."""
+"""A run: plans the work, executes it here or on a cluster, stores the rows, writes the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REQUIRED = ("clean forward", "method", "further method", "further forward")  # 
 
 
 class Executor(Protocol):
-    """Does shards, in any order, and gives their results as they come."""
+    """Executes shards, in any order, and yields their results."""
 
     def map(self, shards: Sequence[Shard]) -> Iterator[Result]: ...
 
@@ -34,7 +34,7 @@ class Executor(Protocol):
 
 
 class Local:
-    """Shards one after the other in this process; the next one's pictures are read meanwhile."""
+    """Executes shards one after the other in this process; reads the images of the next one meanwhile."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -63,7 +63,7 @@ def run(
     progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Report:
-    """Do what is not yet done of a command, and report on all of it.
+    """Compute the missing rows of a command, and report on all of its rows.
 
     >>> run(Settings(tests=("pointing",), data=("data/val",), methods=("agf", "gradcam")), "runs/first").tables
 
@@ -80,9 +80,9 @@ def run_and(
     progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> R:
-    """The same with a report of one's own."""
+    """Like `run`, with another report."""
     begun = time.perf_counter()
-    # On a cluster the GPUs are elsewhere: here the model only says what it is.
+    # On a cluster the GPUs are elsewhere: here the model is only needed for its metadata.
     worker = Worker(replace(settings, device="cpu") if cluster else settings)
     store = Store(out)
     earlier = manifest.read(store)
@@ -110,17 +110,17 @@ def _measure(
     plan: Plan, settings: Settings, worker: Worker, store: Store, cluster: str | None, progress: Progress,
     earlier: Sequence[manifest.Entry],
 ) -> tuple[Plan, dict[str, float]]:  # fmt: skip
-    """Do the missing work. Gives the plan with what was noticed, and seconds: by stage, summed over workers."""
+    """Do the missing work. Returns the plan with new notes, and the seconds by stage, summed over workers."""
     seconds: Counter[str] = Counter()
     begun = time.perf_counter()
     executor = _executor(settings, worker, cluster)
     adopted, broken = older.Adopted(), []
     try:
-        # Some tests make their units of pictures that are classified, so all pictures come first.
+        # Some tests make their units from classified images, so all images are classified first.
         for kind in ("pictures", "units"):
             adopted |= older.adopt(plan, store, earlier, late=kind == "units")
             shards = work(plan, store, settings.images_at_once, late=kind == "units")
-            # Tests and data sets differ in cost: mixed, the first shards tell how long the others take.
+            # Tests and data sets differ in cost: in mixed order, the first shards predict the remaining time.
             random.Random(0).shuffle(shards)
             done, total = 0, sum(shard.rows for shard in shards)
             for result in executor.map(shards):

@@ -1,4 +1,4 @@
-"""What is to be measured: the choices of one command."""
+"""The settings of one evaluation command."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ PLAIN = OpensPlain()
 
 @dataclass(frozen=True)
 class Settings:
-    """One command. Everything a worker needs to know, wherever it runs.
+    """One command: everything that a worker needs to know, wherever it runs.
 
     >>> Settings(tests=("pointing",), data=("data/imagenet/val",), methods=("agf", "gradcam"), limit=200)
 
-    The options of the tests are in `options`, which `options_of_tests(max_grids=100)` makes.
+    The options of the tests are in `options`; `options_of_tests(max_grids=100)` creates them.
     """
 
     tests: tuple[str, ...]
     data: tuple[str, ...]
     methods: tuple[str, ...]
-    everything: bool = False  # the test `all`: each data set serves the tests it was made for
-    options: tuple[Any, ...] = ()  # of the tests; those that are not given have their defaults
+    everything: bool = False  # the test `all`: each test runs on the data sets that are meant for it
+    options: tuple[Any, ...] = ()  # of the tests; missing ones have their defaults
     explainer: OpensExplainer = PLAIN
     model: str = "efficientnet-lite0"
     weights: str | None = "default"
     device: str = "cpu"
-    frame: str = "model"  # the model's own crop; "whole": the whole picture squashed, as the paper does
+    frame: str = "model"  # the model's own crop; "whole": the whole image, squeezed, as in the paper
     split: str = "val"
     limit: int | None = None
-    half: str | None = None  # "A" or "B": only pictures of this half
-    against: str | None = None  # a method: the others less this one, on the same pictures
+    half: str | None = None  # "A" or "B": only images of this half
+    against: str | None = None  # a method for paired differences (method − against) on the same images
     seed: int = 0
     batch_size: int | None = None
     threads: int | None = None
@@ -50,7 +50,7 @@ class Settings:
         _one_of("--half", (self.half,) if self.half else (), ("A", "B"))
         _one_of("--against", (self.against,) if self.against else (), self.methods)
         if self.limit is not None and self.limit < 1:
-            raise SettingsError(f"--limit {self.limit} leaves nothing; give a whole number from 1")
+            raise SettingsError(f"--limit {self.limit} leaves nothing; give a positive integer")
         for name in self.tests:
             _check_offers(TESTS[name], self.explainer.offers)
             _check_choices(self.options_of(name))
@@ -62,11 +62,11 @@ class Settings:
 
     @property
     def images_at_once(self) -> int:
-        """Images of a batch. On a CPU larger batches are slower: their tensors no longer fit into reused memory."""
+        """Images per batch. On a CPU larger batches are slower: their tensors no longer fit into reused memory."""
         return self.batch_size or (4 if self.device == "cpu" else 32)
 
     def to_json(self) -> Values:
-        """For the manifest: the choices, with those of the tests among them."""
+        """The settings for the manifest, including the options of the tests."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("options", "explainer")}
         for test in self.tests:
             own |= {f.name: getattr(self.options_of(test), f.name) for f in fields(TESTS[test].options)}
@@ -74,7 +74,7 @@ class Settings:
 
 
 def options_of_tests(**values: Any) -> tuple[Any, ...]:
-    """Options by their names, whichever tests they belong to.
+    """Options by name, for any of the tests.
 
     >>> options_of_tests(fill=("black", "blur"), max_grids=100)
     (Options(explain='predicted', fill=('black', 'blur'), memory_limit=None), Options(shapes=...))
@@ -106,4 +106,4 @@ def _check_choices(options: Any) -> None:
 def _one_of(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
     for value in values:
         if value not in known:
-            raise SettingsError(f"{name} {value!r} is not known; there are {', '.join(known)}")
+            raise SettingsError(f"unknown {name} {value!r}; choose from {', '.join(known)}")

@@ -36,7 +36,7 @@ class Table:
     rows: dict[str, tuple[Estimate, ...]]  # method -> an estimate for each metric
 
     def best(self, column: int) -> set[str]:
-        """The methods that lead in a column (several if they are equal, none if neither more nor less is better)."""
+        """The methods that lead in a column (several if they tie, none if the metric has no direction)."""
         sign = self.metrics[column].better
         if not sign:
             return set()
@@ -46,7 +46,7 @@ class Table:
 
 
 def build(data: str, config: Config, rows: Mapping[str, pa.Table], seed: int) -> Table:
-    """The table of a test from its rows by method. A column that nobody has a value in is left out."""
+    """The table of a test from its rows by method. Columns without any value are left out."""
     test = TESTS[config.test]
     columns = test.metrics(config)
     found = {
@@ -59,15 +59,15 @@ def build(data: str, config: Config, rows: Mapping[str, pa.Table], seed: int) ->
 
 
 def paired(table: Table, rows: Mapping[str, pa.Table], against: str, seed: int) -> Table:
-    """The same table as differences: every other method less `against`, on the pictures that both have."""
+    """The paired differences (method − `against`) on the images that both have."""
     group = TESTS[table.config.test].group
     differences = {
         method: tuple(metric.difference(mine, rows[against], seed, group) for metric in table.metrics)
         for method, mine in rows.items()
         if method != against and len(mine)
     }
-    remark = f"Each method less {against} on the same pictures. An interval without 0 in it: they differ."
-    return replace(table, title=f"{table.title}, less {against}", remark=remark, rows=differences)
+    remark = f"Paired difference (method − {against}) on the same images. It is significant if the interval excludes 0."
+    return replace(table, title=f"{table.title}, method − {against}", remark=remark, rows=differences)
 
 
 # ------------------------------------------------------------------------------------------------------- texts
@@ -84,12 +84,12 @@ def cell(found: Estimate) -> str:
 
 
 def headings(table: Table) -> list[str]:
-    """The first line: an arrow says whether more or less is better."""
+    """The headings: an arrow shows whether higher or lower is better."""
     return ["method", *(f"{metric.name}{_ARROWS[metric.better]}" for metric in table.metrics), "n"]
 
 
 def counts(table: Table, method: str) -> str:
-    """From how many pictures a row is."""
+    """The number of images behind a row."""
     return str(max((found.n for found in table.rows[method]), default=0))
 
 
@@ -108,7 +108,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(tables: Sequence[Table], model: str) -> str:
-    """One line for each number: easy to read back into anything."""
+    """One line for each number, easy to parse."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["model", "data", "test", "settings", "method", "metric", "better", "value", "low", "high", "n"])

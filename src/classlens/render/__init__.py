@@ -1,4 +1,4 @@
-"""Evidence maps as pictures, as words and as files."""
+"""Evidence maps as figures, as text and as files."""
 
 from classlens.files import write_text
 from classlens.render.colours import RGB, heatmap, overlay, scaled

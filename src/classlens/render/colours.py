@@ -1,9 +1,9 @@
-"""Maps in colours: red speaks for the class, blue against it, and zero is always the middle.
+"""Colours of maps: red is evidence for the class, blue is evidence against it, and zero is always the middle.
 
     >>> overlay(explanation.pictures[0], explanation.maps[0, 0])     # (H,W,3) uint8
 
-Pictures are scaled, data are not: each map is drawn relative to its own size, so two pictures compare places,
-not amounts. Overlays lie on the photograph's greys: a colour in them can only mean evidence.
+Only pictures are scaled, never data: each map is drawn on its own scale, so colours compare positions, not amounts.
+Overlays use a grey version of the image: a colour in them always means evidence.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ RGB: TypeAlias = NDArray[np.uint8]  # (H,W,3)
 _DIVERGING = LinearSegmentedColormap.from_list(
     "evidence",
     ["#0a2f86", "#1f6fe0", "#86bbf7", "#ffffff", "#ff9580", "#e4202c", "#8a0413"],
-    N=257,  # odd, so that zero has a colour of its own: white
+    N=257,  # odd, so that zero is exactly white
 )
 _SEQUENTIAL = colormaps["inferno"]
-CLASS_COLOURS = ListedColormap(  # of label maps: apart from each other for most eyes, and none is grey
+CLASS_COLOURS = ListedColormap(  # of label maps: distinguishable for most eyes, and none is grey
     ["#e4202c", "#1f6fe0", "#2ca02c", "#ff9f1c", "#9b5de5", "#00bbd4", "#f15bb5", "#8c564b", "#c2b800", "#0b6e4f"]
 )
-# The part of the colours that overlays use. Pale ends would veil the photograph without saying anything, and dark
-# ones would be lost in its shadows: there, strength is how dense a vivid colour is.
+# The range of colours that overlays use. Pale colours would veil the image, and dark ones would be lost in its shadows:
+# in overlays, opacity shows the strength.
 _ALL, _VIVID = (0.0, 1.0), (0.45, 0.8)
-# Share of the places that a scale takes in. A handful of outliers must not make everything else look like zero.
+# Share of the pixels within the scale. A few outliers must not make everything else look like zero.
 _PERCENTILE = 99.5
 
 
 def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
-    """A map in colours: blue to white to red, or black to yellow for a method without signs.
+    """A map in colours: blue to white to red, or black to yellow for an unsigned method.
 
     >>> heatmap(np.array([[-1.0, 0.0, 1.0]]))[0, 1].tolist()
     [255, 255, 255]
@@ -48,9 +48,9 @@ def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
 
 
 def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8) -> RGB:
-    """A map over the greys of a picture (3,H,W) in [0,1]; the stronger the evidence, the denser its colour.
+    """A map over a grey version of an image (3,H,W) in [0,1]; the stronger the evidence, the more opaque the colour.
 
-    >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # where there is no evidence: the grey photograph
+    >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # without evidence: the grey image
     """
     level = scaled(evidence, signed)
     alpha = opacity * np.abs(level)[..., None]
@@ -58,24 +58,24 @@ def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: f
 
 
 def legend(signed: bool, opacity: float = 0.8) -> RGB:
-    """The colours of an overlay from least to most, on light grey paper: (1,256,3)."""
+    """The colours of an overlay from least to most, on light grey: (1,256,3)."""
     paper = torch.full((3, 1, 256), 0.85)
     return overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None, :], signed, opacity)
 
 
 def scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
-    """The map in [-1,1], zero kept, the same scale on both sides; without signs in [0,1] from its smallest value."""
+    """The map scaled to [-1,1], symmetric around zero; an unsigned map to [0,1] from its minimum."""
     values = checked(evidence)
     if not signed:
         values = values - values.min()
     size = np.abs(values)
-    # A map that is zero almost everywhere has a percentile of zero: then its largest value is the scale.
+    # If a map is zero almost everywhere, its percentile is zero: then the maximum is the scale.
     scale = np.percentile(size, _PERCENTILE) or size.max() or 1.0
     return np.clip(values / scale, -1.0 if signed else 0.0, 1.0)
 
 
 def checked(evidence: Evidence) -> NDArray[np.float64]:
-    """The map as float64; one that is not finite cannot be drawn."""
+    """The map as float64; raises an error if it is not finite."""
     values = evidence.detach().cpu().double().numpy() if isinstance(evidence, Tensor) else np.asarray(evidence, float)
     if not np.isfinite(values).all():
         raise MethodError("the map holds NaN or infinite values and cannot be drawn; try float32 or another method")
@@ -83,7 +83,7 @@ def checked(evidence: Evidence) -> NDArray[np.float64]:
 
 
 def _colours(level: NDArray[np.float64], signed: bool, part: tuple[float, float]) -> NDArray[np.float64]:
-    """Colours of a scaled map, taken from a part of each side of the colour map."""
+    """Colours of a scaled map, from a part of each side of the colour map."""
     colours: Colormap = _DIVERGING if signed else _SEQUENTIAL
     start, end = part
     depth = start + (end - start) * np.abs(level)

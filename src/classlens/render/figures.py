@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ABREAST = 7  # methods beside each other in a comparison
 
-# The terms of the paper's decomposition figure, in its order, with what each one knows.
+# The terms of the paper's decomposition figure, in its order, with what each one depends on.
 _TERMS = {
     "C": ("C", "input and weights"),
     "A": ("A", "weights alone"),
@@ -37,7 +37,7 @@ _TERMS = {
 
 
 def figure(explanation: Explanation) -> Figure:
-    """One row for each image: the picture, then an overlay for each class with its name and probability.
+    """One row for each image: the image, then an overlay for each class with its name and probability.
 
     >>> figure(explain(model, "photo.jpg", targets=["tabby", "espresso"])).savefig("two-classes.png")
     """
@@ -59,13 +59,13 @@ def figure(explanation: Explanation) -> Figure:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Words on lines of so many characters; brackets begin a new one where all does not fit on the first."""
+    """Wrap text to lines of a width; brackets start a new line if the text does not fit on one."""
     parts = [text] if len(text) <= width else text.replace(" (", "\n(").splitlines()
     return [line for part in parts for line in textwrap.wrap(part, width)]
 
 
 def _ends(explanation: Explanation) -> tuple[str, str]:
-    """What the ends of the colours say."""
+    """The labels of the two ends of the colour bar."""
     if not explanation.signed:
         return "none", "for"
     return ("for rivals", "for it") if explanation.likeliest_rival(0, 0) else ("against", "for")
@@ -74,12 +74,12 @@ def _ends(explanation: Explanation) -> tuple[str, str]:
 def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, str] | None = None) -> Figure:
     """One row for each class, one column for each method: `comparison({"agf": e1, "gradcam": e2})`.
 
-    Signed methods have zero in the middle of their colours, unsigned ones begin with it. A method that failed has an
-    empty column that says why.
+    For signed methods, zero is the middle of the colours; for unsigned methods, it is the lower end. The column of a
+    failed method holds only the reason.
     """
     failures = failures or {}
     if not explanations:
-        raise MethodError("no method could explain this picture: " + "; ".join(failures.values()))
+        raise MethodError("no method could explain this image: " + "; ".join(failures.values()))
     first = next(iter(explanations.values()))
     _, classes, height, width = first.maps.shape
     methods = [*explanations, *failures]
@@ -106,7 +106,7 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
 
 
 def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int = 0) -> Figure:
-    """The picture, its label map (H,W) in a colour for each explained class, and a legend.
+    """The image, its label map (H,W) with a colour for each explained class, and a legend.
 
     >>> segmentation(e, label_map(e.maps[0].numpy(), e.signed))     # 1 is the first explained class, 0 none of them
     """
@@ -137,18 +137,19 @@ def segmentation(explanation: Explanation, labels: NDArray[np.int64], row: int =
 
 
 def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: int | Sequence[str] = 5) -> Figure:
-    """What each term of AGF contributes: a column for each term, a row for each layer, deep ones first.
+    """The contribution of each term of AGF: a column for each term, a row for each layer, the deepest first.
 
     >>> decomposition(explain(model, images, trace=True), layers=["features.28", "features.10"])
 
-    `layers` names them, or is how many to pick evenly from those that have all terms. Maps are summed over channels.
+    `layers` names the layers, or is the number of evenly spaced layers that have all terms. Maps are summed over
+    channels.
     """
     chosen = _pick_layers(explanation.trace, layers)
     height, width = chosen[0].terms["C"].shape[-2:]
     fig, axes = panels(len(chosen), len(_TERMS), height / width, panel=2.0, left=0.55)
     for i, layer in enumerate(chosen):
         for j, (name, (symbol, meaning)) in enumerate(_TERMS.items()):
-            # Deep layers are a few places wide, and shown as such.
+            # Deep layers are a few pixels wide, and shown without interpolation.
             draw(axes[i][j], heatmap(layer.terms[name][k, row].sum(0)), interpolation="nearest")
             if i == 0:
                 head(axes[i][j], symbol, meaning)
@@ -160,7 +161,7 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
 
 
 def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> list[LayerTrace]:
-    """The layers to decompose, of those that have every term as a feature map (K,B,channels,h,w)."""
+    """The layers to decompose, among those that have every term as a feature map (K,B,channels,h,w)."""
     drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() == 5 for n in _TERMS)}
     if not drawable:
         raise MethodError(
@@ -171,5 +172,5 @@ def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> li
         return [list(drawable.values())[i] for i in steps]
     unknown = [name for name in layers if name not in drawable]
     if unknown or not layers:
-        raise MethodError(f"no layer to decompose is called {(*unknown, '')[0]!r}; there are {', '.join(drawable)}")
+        raise MethodError(f"no layer to decompose is called {(*unknown, '')[0]!r}; choose from {', '.join(drawable)}")
     return [drawable[name] for name in layers]

@@ -1,8 +1,8 @@
-"""Pages as HTML: templates that lie beside the code that fills them, and pictures inside the page.
+"""HTML pages: templates next to the code that fills them, and images embedded in the page.
 
     >>> pages("report").get_template("page.html").render(title="A & B")
 
-What is filled in is escaped, always. A report is one file that can be mailed, so its pictures are `data:` addresses.
+Values are always escaped. A report is one self-contained file, so its images are `data:` URLs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from PIL import Image
 
 
 class _Tight(Extension):
-    """A line end between two tags is no content: templates may have one tag a line, pages have no gaps from that."""
+    """Removes line breaks between tags, so that templates may have one tag per line without gaps in the page."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         return re.sub(r"(?<=[>}])\n\s*(?=[<{])", "", source)
@@ -29,7 +29,7 @@ class _Tight(Extension):
 
 @functools.cache
 def pages(room: str) -> Environment:
-    """The templates of a room: `pages("report")` reads report/templates. A value that is missing is an error."""
+    """The templates of a package: `pages("report")` reads report/templates. A missing value is an error."""
     loader = PackageLoader("classlens", f"{room}/templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, extensions=[_Tight])
     environment.filters |= {"prose": prose, "data_uri": data_uri}
@@ -37,7 +37,7 @@ def pages(room: str) -> Environment:
 
 
 def prose(words: str) -> Markup:
-    """Plain words as HTML; a number and its % stay together.
+    """Plain text as HTML; a number and its % stay together.
 
     >>> prose("5 % < 9 %")
     Markup('5&nbsp;% &lt; 9&nbsp;%')
@@ -46,7 +46,7 @@ def prose(words: str) -> Markup:
 
 
 def jpeg(pixels: NDArray[np.uint8], side: int, quality: int = 88) -> bytes:
-    """A picture (H,W,3) as JPEG, made smaller where it is longer than `side`."""
+    """An image (H,W,3) as JPEG, downscaled if it is larger than `side`."""
     buffer = io.BytesIO()
     image = Image.fromarray(pixels)
     image.thumbnail((side, side))

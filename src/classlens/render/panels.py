@@ -1,4 +1,4 @@
-"""The grid of panels that every figure is made of: headings above, what was run and the colours' meaning below.
+"""The grid of panels of every figure: headings above, the method and the colour legend below.
 
 >>> fig, ((photo, evidence),) = panels(rows=1, columns=2, aspect=1.0)
 >>> draw(photo, pixels_of(picture))
@@ -18,11 +18,11 @@ from classlens.render.colours import RGB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-QUIET = "#666666"  # of words that are not the heading
+QUIET = "#666666"  # of text other than headings
 _DPI = 150
 _MAX_PIXELS = 60_000  # of a figure's edge; matplotlib cannot draw beyond 2**16
 _PANEL, _GAP, _MARGIN, _HEADING, _FOOT = 3.0, 0.14, 0.2, 0.34, 0.5  # inches
-_MAX_NAME = 27  # characters that fit above a panel beside the probability
+_MAX_NAME = 27  # characters that fit above a panel next to the probability
 _LINE, _POINTS = 12, 72  # points of a line below a heading, and of an inch
 
 
@@ -31,7 +31,7 @@ def panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """An empty figure with a grid of panels, each `panel` inches wide, and room for headings and a foot.
 
-    `lines` are those below the headings.
+    `lines` is the number of lines below the headings.
     """
     step = panel * aspect + _HEADING + lines * _LINE / _POINTS
     width = left + columns * (panel + _GAP) - _GAP + _MARGIN
@@ -46,7 +46,7 @@ def panels(
 
 
 def draw(axes: Axes, pixels: RGB, interpolation: str = "bicubic") -> None:
-    """Fill a panel with a picture, without axes."""
+    """Fill a panel with an image, without axes."""
     axes.imshow(pixels, interpolation=interpolation, aspect="auto")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -60,7 +60,7 @@ def head(axes: Axes, left: str, right: str = "", size: float = 10.5, below: Sequ
     """
     pad = 5 + _LINE * len(below)
     name = left if len(left) <= _MAX_NAME else left[: _MAX_NAME - 1].rstrip() + "…"
-    # A class may be called "$100 bill": names are no formulas.
+    # A class may be called "$100 bill": names are not formulas.
     axes.set_title(name, loc="left", fontsize=size, fontweight="bold", pad=pad, parse_math=False)
     axes.set_title(right, loc="right", fontsize=size - 1, color=QUIET, pad=pad)
     for i, line in enumerate(reversed(below)):
@@ -71,7 +71,7 @@ def head(axes: Axes, left: str, right: str = "", size: float = 10.5, below: Sequ
 
 
 def foot(fig: Figure, question: str, about: Sequence[str], bar: RGB, ends: tuple[str, str]) -> None:
-    """What was asked and what was run, and a small bar that says what the colours mean."""
+    """The question, the method, and a small colour bar."""
     width, height = fig.get_size_inches()
     length, thickness, middle = 1.5, 0.13, 0.235  # inches
     x = width - _MARGIN - 0.3 - length

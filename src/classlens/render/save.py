@@ -1,4 +1,4 @@
-"""Pictures and results as files.
+"""Writes figures and results to files.
 
 >>> save(explanation, "out")
 [PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
@@ -26,16 +26,16 @@ from classlens.render.words import describe
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
 
-_NOTEBOOK_DPI, _NOTEBOOK_WIDTH = 84, 1000  # of a figure on the screen, where drawn dots are finer; and the most
+_NOTEBOOK_DPI, _NOTEBOOK_WIDTH = 84, 1000  # resolution and maximum width of a figure in a notebook
 
 
 def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]:
-    """Overlays and a figure (PNG), the raw maps (npz) and, last, report.json into a folder; gives the paths.
+    """Write overlays and a figure (PNG), the raw maps (npz) and, last, report.json to a folder; returns the paths.
 
     >>> save(explanation, "out")
     [PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
 
-    Every file is written whole or not at all: once report.json is there, all of them are.
+    Every file is written atomically: if report.json exists, all files are complete.
     """
     target = Path(folder)
     paths = []
@@ -51,7 +51,7 @@ def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]
 
 
 def write_png(path: Path, picture: RGB | Figure) -> Path:
-    """A picture or a figure as a PNG file, whole or not at all; the same picture gives the same bytes.
+    """Write an image or a figure as a PNG file, atomically; the same image gives the same bytes.
 
     >>> write_png(Path("out/figure.png"), figure(explanation))
     """
@@ -59,7 +59,7 @@ def write_png(path: Path, picture: RGB | Figure) -> Path:
 
 
 def png(picture: RGB | Figure) -> bytes:
-    """What `write_png` writes."""
+    """The bytes that `write_png` writes."""
     buffer = io.BytesIO()
     if isinstance(picture, Figure):
         picture.savefig(buffer, format="png", metadata={"Software": None})
@@ -69,7 +69,7 @@ def png(picture: RGB | Figure) -> bytes:
 
 
 def notebook_png(fig: Figure) -> tuple[bytes, dict[str, int]]:
-    """A figure as notebooks take it: a PNG of many dots, and how wide to show it."""
+    """A figure for a notebook: a high-resolution PNG, and its display width."""
     return png(fig), {"width": min(round(_NOTEBOOK_DPI * fig.get_size_inches()[0]), _NOTEBOOK_WIDTH)}
 
 

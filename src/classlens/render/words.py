@@ -1,4 +1,4 @@
-"""Evidence maps in words: what was asked, where the evidence lies, and how much relevance it took.
+"""Evidence maps in words: the question, where the evidence lies, and how much relevance arrived.
 
 >>> where(explanation.maps[0, 0])
 'top half 92 %, strongest in top-left (41 %); 8 % of all evidence is against'
@@ -23,7 +23,7 @@ _CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] f
 
 
 def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> str:
-    """Where the evidence for the class lies, in a few words; in a contrast the rest of it is for its rivals.
+    """Where the evidence for the class lies, in a few words; in a contrast, the rest is evidence for its rivals.
 
     >>> where(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))
     'top half 100 %, mostly top-left (100 %); 25 % of all evidence is against'
@@ -43,7 +43,7 @@ def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> st
 
 
 def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
-    """How the evidence for the class is spread over a 3x3 grid, and how much of all evidence is against it.
+    """The distribution of the evidence for the class over a 3x3 grid, and the share of all evidence against it.
 
     >>> shares(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]))[1]
     0.25
@@ -63,7 +63,7 @@ def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
 
 
 def _strongest_half(evidence: Evidence) -> tuple[str, float]:
-    """The half of the picture that holds most of the positive evidence, and how much of it."""
+    """The half of the image with most of the positive evidence, and its share."""
     positive = np.maximum(checked(evidence), 0)
     height, width = positive.shape
     # Weights 1 ... 1 0 ... 0; the middle line of an odd number belongs to both halves by 0.5.
@@ -83,24 +83,24 @@ def question_text(explanation: Explanation) -> str:
 
 
 def rival_text(explanation: Explanation, row: int, k: int) -> str:
-    """Against whom a class is set, and how likely that one is; nothing where it is asked for by itself.
+    """The rivals of a class in words, with a probability; empty if it has no rivals.
 
     >>> rival_text(explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat"), 0, 0)
     'rather than Egyptian cat (14.9 %)'
     >>> rival_text(explain(m, "photo.jpg", "tabby", rather_than="rivals"), 0, 0)
-    'rather than its rivals (likeliest: Egyptian cat, 14.9 %)'
+    'rather than its rivals (most likely: Egyptian cat, 14.9 %)'
     """
     target, found = explanation.target(row, k), explanation.likeliest_rival(row, k)
     if not isinstance(target, Contrast) or found is None:
         return ""
     chance = probability_text(found[1])
     single = target.rivals is not None and len(target.rivals) == 1
-    likely = chance if single else f"likeliest: {explanation.label(found[0])}, {chance}"
+    likely = chance if single else f"most likely: {explanation.label(found[0])}, {chance}"
     return f"{target.than(explanation.label)} ({likely})"
 
 
 def class_name(explanation: Explanation, row: int, k: int) -> str:
-    """The class alone, without its rivals; of a number, its name."""
+    """The class without its rivals; for a callable, its name."""
     index = int(explanation.targets[row, k])
     return explanation.label(index) if index >= 0 else explanation.name(row, k)
 
@@ -132,7 +132,7 @@ def _fine(share: float) -> str:
 
 
 def describe(explanation: Explanation, row: int = 0) -> list[dict[str, Any]]:
-    """What there is to say about each explained class of an image, ready for JSON.
+    """A description of each explained class of an image, as JSON.
 
     >>> [(c["name"], c["where"]) for c in describe(explanation)]
     [('Egyptian cat', 'top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against')]
@@ -156,13 +156,13 @@ def _describe_class(explanation: Explanation, row: int, k: int) -> dict[str, Any
 
 
 def _describe_rival(explanation: Explanation, row: int, k: int) -> dict[str, Any] | None:
-    """The likeliest class that this one is set against, if it is."""
+    """The most likely rival of this class, if it has rivals."""
     found = explanation.likeliest_rival(row, k)
     return found and {"name": explanation.label(found[0]), "index": found[0], "probability": found[1]}
 
 
 def summary(explanation: Explanation, row: int = 0) -> str:
-    """The same for people: a line for each class.
+    """The same as text: one line for each class.
 
     >>> print(summary(explanation))
       Egyptian cat (285)  14.9 %  top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against
@@ -178,12 +178,12 @@ def summary(explanation: Explanation, row: int = 0) -> str:
 
 
 def probability_text(probability: float | None) -> str:
-    """14.2 %, and for very unlikely classes <0.1 %; nothing for what is no class and so has none (None or NaN)."""
+    """14.2 %, and for very unlikely classes <0.1 %; empty without a probability (None or NaN)."""
     if probability is None or math.isnan(probability):
         return ""
     return "<0.1 %" if probability < 0.0005 else f"{100 * probability:.1f} %"
 
 
 def percent(share: float) -> str:
-    """71 %; what is not nothing is never written as 0."""
+    """71 %; a positive share is never written as 0 %."""
     return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""A report on a model: where it finds its classes, what is odd about that, and what it confuses; one HTML page.
+"""A report on a model: where it finds its classes, which evidence looks odd, and what it confuses; one HTML page.
 
 >>> from classlens.report import report
 >>> report(classlens.load("efficientnet-lite0"), "data/oxford-pets", "report.html").findings[0].text

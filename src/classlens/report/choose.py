@@ -1,8 +1,8 @@
-"""Which pictures are worth a look: typical and surprising ones of each class, evidence off the object, confusions.
+"""Selects the images to show: typical and surprising ones of each class, evidence off the object, confusions.
 
-- *typical*: of a class's surer half (right ones, where that is known) the map that is nearest to the class's medians.
-- *surprising*: sure of itself, although the evidence lies elsewhere. Flagged maps (more than half off the object or
-  on the border) come first, then those farthest from what is usual among all pictures.
+- *typical*: the map closest to the medians of the class, among its more confident half (correct ones, if known).
+- *surprising*: the model is confident although the evidence lies elsewhere. Flagged maps (more than half off the object
+  or on the border) come first, then those farthest from the medians of all images.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from statistics import median
 
 from classlens.report.collect import Record, Where
 
-MOST = 0.5  # more than this much of the evidence elsewhere, and a picture is flagged
-SURE = 0.5  # a probability from which the model counts as sure of itself
-UNUSUAL = 3.0  # robust standard deviations from what is usual
-_FEW = 3  # pictures that a section shows although none is flagged
+MOST = 0.5  # an image is flagged if more than this share of the evidence lies elsewhere
+SURE = 0.5  # minimum probability of a confident prediction
+UNUSUAL = 3.0  # robust standard deviations from the median
+_FEW = 3  # images that a section shows if none is flagged
 _MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 
 Measure = Callable[[Where], float | None]
@@ -26,8 +26,8 @@ MEASURES: dict[str, Measure] = {
     "border": lambda where: where.border,
     "spread": lambda where: where.half,
 }
-"""What makes a map odd, each a share in [0,1]."""
-# Where all maps are alike, a hair's breadth is not unusual: the least deviation of each measure.
+"""The measures that make a map odd, each a share in [0,1]."""
+# The minimum deviation of each measure: if all maps are similar, a tiny difference is not unusual.
 _LEAST = {"outside": 0.1, "border": 0.1, "spread": 0.02}
 
 
@@ -36,7 +36,7 @@ _LEAST = {"outside": 0.1, "border": 0.1, "spread": 0.02}
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual among all pictures: of each measure the median, and how far maps lie from it."""
+    """What is usual among all images: the median and the deviation of each measure."""
 
     middle: dict[str, float]
     scale: dict[str, float]
@@ -44,7 +44,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Oddness:
-    """In which respect a map is odd, and by how many deviations."""
+    """The measure in which a map is odd, and by how many deviations."""
 
     measure: str
     flagged: bool  # more than half of the evidence lies there
@@ -56,7 +56,7 @@ class Oddness:
 
 
 def usual(records: Sequence[Record]) -> Usual:
-    """Medians and robust deviations (from the median absolute one)."""
+    """Medians and robust deviations (from the median absolute deviation)."""
     middle, scale = {}, {}
     for name, measured in MEASURES.items():
         values = [value for record in records if (value := measured(record.where)) is not None]
@@ -68,7 +68,7 @@ def usual(records: Sequence[Record]) -> Usual:
 
 
 def oddness(where: Where, reference: Usual) -> Oddness:
-    """The respect in which a map is oddest. More on the object, or off the border, than usual is never odd."""
+    """The measure in which a map is oddest. More evidence on the object, or less on the border, is never odd."""
     found = []
     for name, measured in MEASURES.items():
         value = measured(where)
@@ -84,7 +84,7 @@ def oddness(where: Where, reference: Usual) -> Oddness:
 
 @dataclass(frozen=True)
 class ClassView:
-    """What the model calls one thing: its pictures, the typical one, and the most surprising one (with why)."""
+    """The images of one predicted class: all of them, the typical one, and the most surprising one (with why)."""
 
     predicted: int
     records: tuple[Record, ...]
@@ -103,7 +103,7 @@ def class_views(records: Sequence[Record], reference: Usual) -> list[ClassView]:
 
 
 def typical(records: Sequence[Record]) -> Record:
-    """The map nearest to its class's medians, among right (where known) and at least half as sure as the others."""
+    """The map closest to the medians of its class, among the more confident half (correct ones, if known)."""
     candidates = [record for record in records if record.right] or list(records)
     sure = median(record.confidence for record in candidates)
     middle = usual(records).middle
@@ -116,7 +116,7 @@ def typical(records: Sequence[Record]) -> Record:
 
 
 def surprising(records: Iterable[Record], reference: Usual) -> tuple[Record, Oddness] | None:
-    """The oddest map of those that the model is sure of; None if it is sure of none."""
+    """The oddest map among confident predictions; None if there are none."""
     sure = [(record, oddness(record.where, reference)) for record in records if record.confidence >= SURE]
     return min(sure, key=lambda found: (_rank(found[1]), found[0].item.name), default=None)
 
@@ -136,27 +136,27 @@ def _rank(odd: Oddness | None) -> tuple[bool, float]:
 
 
 def off_object(records: Iterable[Record]) -> list[Record]:
-    """Pictures with a mask, those with the least evidence on the object first."""
+    """Images with a mask, those with the least evidence on the object first."""
     return sorted((r for r in records if r.where.inside is not None), key=lambda r: (r.where.inside, r.item.name))
 
 
 def on_border(records: Iterable[Record]) -> list[Record]:
-    """Pictures with the most evidence on their border first."""
+    """Images with the most evidence on their border first."""
     return sorted(records, key=lambda r: (-r.where.border, r.item.name))
 
 
 def is_off_object(record: Record) -> bool:
-    """More than half of the evidence lies beside the object."""
+    """Whether more than half of the evidence lies off the object."""
     return record.where.inside is not None and 1 - record.where.inside > MOST
 
 
 def is_on_border(record: Record) -> bool:
-    """More than half of the evidence lies in the outer tenth of the picture."""
+    """Whether more than half of the evidence lies in the outer tenth of the image."""
     return record.where.border > MOST
 
 
 def without_object(records: Iterable[Record]) -> list[Record]:
-    """Pictures of which the model says the same with the object hidden, the surest then first."""
+    """Images with the same prediction when the object is hidden, the most confident first."""
     same = [r for r in records if r.hidden.instead == r.predicted and r.hidden.object is not None]
     return sorted(same, key=lambda r: (-(r.hidden.object or 0), r.item.name))
 
@@ -166,7 +166,7 @@ def without_object(records: Iterable[Record]) -> list[Record]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes that the model takes for each other, with the pictures, the surest first."""
+    """Two classes that the model confuses, with the images, the most confident first."""
 
     predicted: int
     other: int
@@ -179,12 +179,12 @@ def confusions(records: Iterable[Record]) -> list[Pair]:
 
 
 def undecided(records: Iterable[Record]) -> list[Pair]:
-    """Where no label is known: (predicted, runner-up) pairs that the model can hardly decide between."""
+    """For images without a known label: (predicted, runner-up) pairs with similar probabilities."""
     return _pairs((record, record.second) for record in records if record.confidence < 2 * record.second_confidence)
 
 
 def instead(records: Iterable[Record]) -> list[tuple[str, int, Counter[int]]]:
-    """Labels that the model does not know: how many pictures have it, and what the model says instead."""
+    """Labels that are not classes of the model: the number of images, and the predictions."""
     said: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for record in records:
         if record.truth.label is not None and not record.truth.outputs:
@@ -210,7 +210,7 @@ def _pairs(found: Iterable[tuple[Record, int | None]]) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the page shows."""
+    """The content of the page."""
 
     views: list[ClassView]  # of all classes
     shown: list[ClassView]  # those with pictures
@@ -222,7 +222,7 @@ class Chosen:
     reference: Usual
 
     def wanted(self) -> dict[str, tuple[Record, list[int]]]:
-        """The pictures to draw, each once, with the other classes whose maps it needs."""
+        """The images to draw, each once, with the other classes whose maps it needs."""
         found: dict[str, tuple[Record, list[int]]] = {}
         singles = [*self.off_object, *self.border, *self.same]
         singles += [r for view in self.shown for r in (view.typical, view.surprising) if r is not None]

@@ -1,6 +1,6 @@
-"""Run a model over pictures: what it says of each, where the evidence for that lies, and whether that holds.
+"""Runs a model over images: its prediction for each, where the evidence lies, and what happens when that is hidden.
 
-Only numbers are kept, so that a data set of any size fits into memory; what the page shows is drawn afterwards.
+Only numbers are kept, so that a data set of any size fits into memory; the figures are drawn afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from classlens.report import measure
 from classlens.report.hide import as_many_others, hide
 from classlens.report.truth import Labels, Truth
 
-_MOSTLY_OBJECT = 0.9  # of the picture: with that hidden, nothing is left to look at
+_MOSTLY_OBJECT = 0.9  # of the image: if the object is larger, hiding it leaves nothing
 _NO_EVIDENCE = "the map holds no evidence for the class"
 _NOT_FINITE = "the map holds NaN or infinite values"
 
@@ -37,27 +37,27 @@ _NOT_FINITE = "the map holds NaN or infinite values"
 class Where:
     """Where the positive evidence of a map lies; all are shares in [0,1]."""
 
-    border: float  # in the outer tenth of the picture
+    border: float  # in the outer tenth of the image
     even_border: float  # the same of an evenly spread map
-    half: float  # of the picture: the smallest part that holds half of the evidence
-    against: float  # of all evidence: what speaks against the class
-    inside: float | None = None  # on the object, of what lies on labelled pixels; None without a mask
-    area: float | None = None  # what the object covers: `inside` of an evenly spread map
+    half: float  # of the image: the smallest part that holds half of the evidence
+    against: float  # share of all evidence that is against the class
+    inside: float | None = None  # on the object, among labelled pixels; None without a mask
+    area: float | None = None  # area of the object: `inside` of an evenly spread map
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The predicted class's probability once something is hidden."""
+    """The probability of the predicted class when something is hidden."""
 
     evidence: float  # the part that holds half of the evidence
-    elsewhere: float  # as many cells, drawn from the rest
+    elsewhere: float  # as many random cells from the rest
     object: float | None = None  # the object
-    instead: int | None = None  # what the model says then, with the object hidden
+    instead: int | None = None  # the prediction with the object hidden
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the model says of one picture, and where it sees that."""
+    """The prediction for one image, and where its evidence lies."""
 
     item: Item
     predicted: int
@@ -65,20 +65,20 @@ class Record:
     second: int
     second_confidence: float
     truth: Truth
-    truth_confidence: float | None  # of the likeliest class that it does show, where the model knows one
+    truth_confidence: float | None  # of the most likely class in the image, if it is a class of the model
     true_class: int | None
     where: Where
     hidden: Hidden
 
     @property
     def right(self) -> bool | None:
-        """Whether the prediction is one of the classes shown; None where the model knows none of them."""
+        """Whether the prediction is one of the classes in the image; None if none of them is a class of the model."""
         return self.predicted in self.truth.outputs if self.truth.outputs else None
 
 
 @dataclass(frozen=True)
 class Collected:
-    """All records, and what could not be used."""
+    """All records, and the images that could not be used."""
 
     records: tuple[Record, ...]
     skipped: dict[str, str] = field(default_factory=dict)  # name -> why there is no record
@@ -87,7 +87,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reported on: a model, a data set, and how its maps are made."""
+    """The subject of a report: a model, a data set, and a method."""
 
     model: LoadedModel
     dataset: Dataset
@@ -99,7 +99,7 @@ class Subject:
         return Network(self.model)
 
     def read(self, item: Item) -> tuple[Tensor, Image.Image]:
-        """The network input (3,H,W) and the whole picture."""
+        """The network input (3,H,W) and the whole image."""
         picture = self.dataset.picture(item)
         return self.model.preprocess(picture), picture
 
@@ -107,7 +107,7 @@ class Subject:
         return None if item.mask is None else framed_mask(self.dataset, item, picture, self.model.preprocess)
 
     def explain(self, images: Tensor, targets: Any = None) -> Explanation:
-        """Maps by the method; the seed serves methods that draw, unless theirs is written."""
+        """Maps by the method; methods that sample get the seed, unless they have their own."""
         chosen, written = resolve(self.method)
         options: dict[str, Any] = {"seed": self.seed} if "seed" in chosen.options and "seed" not in written else {}
         return explain(self.model, images, targets, self.method, **options)
@@ -123,7 +123,7 @@ class Subject:
 
 
 def collect(subject: Subject, items: Sequence[Item], batch_size: int, progress: Progress) -> Collected:
-    """A record for every picture that can be read and explained."""
+    """A record for every image that can be read and explained."""
     records: list[Record] = []
     skipped: dict[str, str] = {}
     without_mask: dict[str, str] = {}
@@ -140,7 +140,7 @@ Read = tuple[Item, Tensor, Mask | None]
 
 
 def _read(subject: Subject, items: Sequence[Item], skipped: dict[str, str], without_mask: dict[str, str]) -> list[Read]:
-    """The pictures that can be read; one whose mask cannot is used without."""
+    """The readable images; an image with an unreadable mask is used without it."""
     found: list[Read] = []
     for item in items:
         mask = None
@@ -155,7 +155,7 @@ def _read(subject: Subject, items: Sequence[Item], skipped: dict[str, str], with
             without_mask[item.name] = subject.dataset.why(error)
         found.append((item, image, mask))
     if len({image.shape for _, image, _ in found}) > 1:
-        raise ModelError("the model takes pictures of any size, so they make no batch; use --batch-size 1")
+        raise ModelError("the model accepts images of any size, so they cannot form a batch; use --batch-size 1")
     return found
 
 
@@ -164,9 +164,9 @@ def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -
     try:
         explanation = subject.explain(images)
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"out of memory; give a smaller --batch-size than {len(batch)}") from error
+        raise ModelError(f"out of memory; use a smaller --batch-size than {len(batch)}") from error
     except NotFiniteError:
-        if len(batch) > 1:  # one must not cost the others their records
+        if len(batch) > 1:  # one bad image must not affect the others
             for single in batch:
                 yield from _records(subject, [single], skipped)
         else:
@@ -174,7 +174,7 @@ def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -
         return
     probabilities = subject.probabilities(explanation.logits)
     if probabilities.shape[1] < 2:
-        raise ModelError("the model has a single output; a report needs classes to tell apart")
+        raise ModelError("the model has a single output; a report needs at least two classes")
     labels = Labels(subject.dataset, subject.model.labels, probabilities.shape[1])
     for row, (item, image, mask) in enumerate(batch):
         evidence = explanation.maps[row, 0].cpu().double().numpy()
@@ -218,7 +218,7 @@ def _where(evidence: measure.Floats, share: measure.Floats, mask: Mask | None) -
         even_border=float(border.mean()),
         half=float(measure.half_cells(measure.cells(share)).mean()),
         against=measure.against(evidence),
-        # An object outside of what the network sees, or one that is all of it, tells nothing.
+        # An object outside the crop, or one that fills it, is uninformative.
         inside=measure.inside(share, mask) if mask is not None and area and area < 1 else None,
         area=area if area and area < 1 else None,
     )
@@ -228,12 +228,12 @@ def _where(evidence: measure.Floats, share: measure.Floats, mask: Mask | None) -
 def _hidden(
     subject: Subject, item: Item, image: Tensor, share: measure.Floats, mask: Mask | None, predicted: int
 ) -> Hidden:
-    """One forward pass of the picture with its evidence, with as much elsewhere, and with its object hidden."""
+    """One forward pass with the evidence, an equal part elsewhere, and the object hidden."""
     strongest = measure.half_cells(measure.cells(share))
     others = as_many_others(strongest, subject.seed, item.name)
     parts = [measure.pixels(chosen, share.shape) for chosen in (strongest, others)]
     if mask is not None and 0 < (mask != 0).mean() <= _MOSTLY_OBJECT:
-        parts.append(mask != 0)  # the unlabelled rim goes too: it shows the object's edge
+        parts.append(mask != 0)  # including the unlabelled rim, which shows the object's edge
     images = hide(image.expand(len(parts), -1, -1, -1), torch.from_numpy(np.stack(parts)))
     probability = subject.probabilities(subject.network.forward(images))
     said = probability[:, predicted].tolist()

@@ -1,4 +1,4 @@
-"""The chosen pictures, drawn: JPEG of the photograph, of each class's map over it, and of where two maps differ."""
+"""Draws the selected images as JPEG: the image, the map of each class over it, and where two maps differ."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Drawn:
     photo: bytes
     map: bytes  # of the predicted class
     others: dict[int, bytes] = field(default_factory=dict)  # maps of other classes
-    differences: dict[int, bytes] = field(default_factory=dict)  # predicted less that class
+    differences: dict[int, bytes] = field(default_factory=dict)  # predicted class minus that class
     overlaps: dict[int, float] = field(default_factory=dict)  # of their positive evidence
     leads: dict[int, tuple[str, str]] = field(default_factory=dict)  # where the predicted class, and that one, has more
     hidden: bytes | None = None  # the photograph without the object
 
 
 def draw(subject: Subject, wanted: Mapping[str, tuple[Record, list[int]]], progress: Progress) -> dict[str, Drawn]:
-    """Explain the chosen pictures again, with the other classes that are asked for, and draw them."""
+    """Explain the selected images again, with the other classes that the page needs, and draw them."""
     drawn = {}
     progress("drawing", 0, len(wanted))
     for done, (name, (record, others)) in enumerate(wanted.items(), 1):
@@ -48,7 +48,7 @@ def draw(subject: Subject, wanted: Mapping[str, tuple[Record, list[int]]], progr
 
 
 def legend(signed: bool) -> bytes:
-    """The overlays' colours from least to most, on light grey paper."""
+    """The colours of overlays from least to most, on light grey."""
     ramp = np.linspace(-1.0 if signed else 0.0, 1.0, _SIDE)[None, :].repeat(12, 0)
     return jpeg(overlay(torch.full((3, *ramp.shape), 0.85), ramp, signed), _SIDE, 95)
 
@@ -82,7 +82,7 @@ def _draw(subject: Subject, record: Record, others: list[int]) -> Drawn:
 
 
 def _place(evidence: measure.Floats) -> str:
-    """The ninth of the picture with the most positive evidence: `top-left`."""
+    """The ninth of the image with the most positive evidence: `top-left`."""
     cells, _ = shares(evidence)
     return max(cells, key=cells.__getitem__, default="")
 
@@ -93,7 +93,7 @@ def _without(subject: Subject, image: torch.Tensor, mask: Mask) -> bytes:
 
 
 def _outlined(pixels: RGB, mask: Mask | None) -> RGB:
-    """With a white line around the object: white is no colour of evidence on grey paper."""
+    """With a white outline around the object: overlays never use white for evidence."""
     if mask is None:
         return pixels
     line, rim = _edge(mask == 1)

@@ -1,4 +1,4 @@
-"""Hide a part of a picture and look again: what the maps say is put to the test on the network itself."""
+"""Hides a part of an image, to test on the network itself whether the maps are right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from classlens.files import draw_key
 from classlens.report.measure import Bools
 
 _SEEN = 1e-3  # of the blur's weight; below it a hidden pixel is too far from anything visible
-_REACH = 10  # the blur's width, as a part of the picture's shorter side
+_REACH = 10  # the width of the blur, as a fraction of the shorter side of the image
 
 
 def hide(images: Tensor, hidden: Tensor) -> Tensor:
     """Images (B,3,H,W) with the pixels of `hidden` (B,H,W) filled from their surroundings.
 
-    The fill is a blur of the visible pixels alone, so that no colour of what is hidden shines through.
+    The fill is a blur of only the visible pixels, so that no hidden colour shows through.
 
         >>> hide(images, mask[None] > 0)
     """
@@ -31,7 +31,7 @@ def hide(images: Tensor, hidden: Tensor) -> Tensor:
 
 
 def as_many_others(chosen: Bools, seed: int, name: str) -> Bools:
-    """As many cells as are chosen, drawn from the rest: what hiding does when it matters nothing what is hidden."""
+    """As many random cells from the rest as are chosen: a baseline for hiding."""
     rest = np.flatnonzero(~chosen)
     count = min(int(chosen.sum()), len(rest))
     drawn = np.random.default_rng(list(draw_key(seed, name)[:8])).choice(rest, count, replace=False)

@@ -1,6 +1,6 @@
-"""Where the evidence lies, in numbers: on the object, on the border, how spread, and how two maps differ.
+"""Measures where the evidence lies: on the object, on the border, how spread out, and how two maps differ.
 
-Everything is about the positive evidence of one map, as shares that add up to 1:
+All measures use the positive evidence of one map, as shares that sum to 1:
 
     >>> share = positive_shares(np.array([[3.0, -2.0], [1.0, 0.0]]))
     >>> share.tolist()
@@ -21,21 +21,21 @@ from classlens.data.masks import IGNORE, Mask
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-FRAME = 0.1  # of each side: the picture's border
-# Maps are pixel-fine; how spread they are is asked of cells, or noise would look concentrated.
+FRAME = 0.1  # of each side: the border of the image
+# Spread is measured on cells, not pixels; otherwise noise would look concentrated.
 CELLS = 16  # along each side
 HALF = 0.5
 
 
 def positive_shares(evidence: NDArray[Any]) -> Floats | None:
-    """The evidence for the class (H,W) as shares of its sum; None where nothing speaks for it."""
+    """The evidence for the class (H,W) as shares of its sum; None if there is none."""
     positive = np.maximum(np.asarray(evidence, np.float64), 0)
     total = positive.sum()
     return positive / total if total > 0 else None
 
 
 def against(evidence: NDArray[Any]) -> float:
-    """How much of all evidence speaks against the class."""
+    """The share of all evidence that is against the class."""
     values = np.asarray(evidence, np.float64)
     size = np.abs(values).sum()
     return float(-np.minimum(values, 0).sum() / size) if size > 0 else 0.0
@@ -45,20 +45,20 @@ def against(evidence: NDArray[Any]) -> float:
 
 
 def inside(share: Floats, mask: Mask) -> float | None:
-    """The share on the object (mask > 0) of what lies on labelled pixels; None where nothing lies there."""
+    """The share of the evidence on labelled pixels that lies on the object (mask > 0); None without such evidence."""
     labelled = mask != IGNORE
     total = share[labelled].sum()
     return float(share[labelled & (mask > 0)].sum() / total) if total > 0 else None
 
 
 def area(mask: Mask) -> float | None:
-    """How much of the labelled picture the object covers: where an evenly spread map would have that share inside."""
+    """The share of the labelled pixels that the object covers: the `inside` of an evenly spread map."""
     labelled = mask != IGNORE
     return float((labelled & (mask > 0)).sum() / labelled.sum()) if labelled.any() else None
 
 
 def frame(height: int, width: int, width_of_frame: float = FRAME) -> Bools:
-    """The picture's border: the outer tenth of its height above and below, and of its width left and right.
+    """The border of the image: the outer tenth of its height above and below, and of its width left and right.
 
     >>> frame(10, 10).sum()
     36
@@ -81,13 +81,13 @@ def cells(share: Floats, count: int = CELLS) -> Floats:
 
 
 def pixels(grid: Bools, shape: tuple[int, int]) -> Bools:
-    """Chosen cells as chosen pixels: the way back from `cells`."""
+    """Selected cells as selected pixels: the inverse of `cells`."""
     found: Bools = grid[_cell_of(shape, grid.shape)]
     return found
 
 
 def half_cells(grid: Floats) -> Bools:
-    """The fewest cells that hold half of the evidence; their share of all cells says how spread it is.
+    """The fewest cells that hold half of the evidence; their share of all cells measures the spread.
 
     >>> half_cells(np.array([[0.6, 0.2], [0.1, 0.1]])).tolist()
     [[True, False], [False, False]]
@@ -108,12 +108,12 @@ def _cell_of(shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[NDArray[np.
 
 
 def overlap(one: Floats, other: Floats) -> float:
-    """How much of two maps' positive evidence (as shares) lies in the same cells: 1 the same places, 0 none."""
+    """The share of two maps' positive evidence that lies in the same cells: 1 if all of it does, 0 if none does."""
     return float(np.minimum(cells(one), cells(other)).sum())
 
 
 def difference(one: NDArray[Any], other: NDArray[Any]) -> Floats:
-    """Where one map says more than another (positive) or less, each brought to the same size first.
+    """The difference of two maps, each scaled to the same total first.
 
     >>> difference(np.array([[1.0, 1.0]]), np.array([[4.0, 0.0]])).tolist()
     [[-0.5, 0.5]]

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, that can be mailed. Its words and looks are in templates/."""
+"""The page: one self-contained HTML file. Its text and style are in templates/."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from classlens.report.draw import Drawn
 from classlens.report.entries import Writer, class_table, instead_table, picture_table
 from classlens.report.words import Finding, Names, count, percent
 
-_LISTED = 50  # pictures that could not be used, by name
+_LISTED = 50  # unusable images, by name
 
 
 @dataclass(frozen=True)
 class About:
-    """What was run."""
+    """Facts about the run."""
 
     model: str
     data: str
@@ -28,14 +28,14 @@ class About:
     notes: tuple[str, ...]
     legend: bytes
     signed: bool
-    locates: bool  # whether the method's maps say where a class is found, so that two of them may be compared
+    locates: bool  # whether the maps of two classes may be compared by position
 
 
 def page(
     about: About, findings: Sequence[Finding], collected: Collected, chosen: Chosen, drawn: Mapping[str, Drawn],
     names: Names,
 ) -> str:  # fmt: skip
-    """The whole file."""
+    """The HTML of the page."""
     records = collected.records
     write = Writer(drawn, names, chosen.reference, about.locates)
     entries: dict[str, Any] = {  # in the order of the page: an entry may refer to one above
@@ -56,7 +56,7 @@ def page(
 
 
 def _sections(chosen: Chosen, entries: Mapping[str, Any]) -> dict[str, str]:
-    """The sections that have something to show, by their anchors."""
+    """The non-empty sections, by their anchors."""
     headings = {
         "object": ("Off the object", chosen.off_object),
         "hidden": ("Without the object", chosen.same),
@@ -86,7 +86,7 @@ def _counts(records: Sequence[Record], chosen: Chosen) -> dict[str, int]:
 
 
 def _problems(found: Mapping[str, str]) -> dict[str, Any]:
-    """Pictures with a problem: how many, the first by name with why, and how many more."""
+    """Images with a problem: their number, the first ones with the reason, and how many more."""
     return {
         "total": count(len(found), "picture") if found else "",
         "listed": list(found.items())[:_LISTED],

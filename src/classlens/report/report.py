@@ -1,4 +1,4 @@
-"""From a model and a folder to a page: read and measure, choose, draw, write."""
+"""Writes a report on a model and a folder of images: read and measure, select, draw, write."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from classlens.report.draw import draw, legend
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
 
-TOP_MOST = 25  # entries of a section: with more, the page would be too large to mail (8 MB)
-_ON_CPU, _ON_GPU = 4, 32  # pictures at once; on a CPU larger batches are slower
+TOP_MOST = 25  # entries of a section: with more, the page would be too large to send by mail (8 MB)
+_ON_CPU, _ON_GPU = 4, 32  # images per batch; on a CPU larger batches are slower
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, and where it was written."""
+    """The findings, and the path of the page."""
 
     path: Path
     findings: tuple[Finding, ...]
@@ -52,17 +52,17 @@ def report(
     progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Report:
-    """Explain what a model says of the pictures in a folder, and write a page about it.
+    """Explain the predictions of a model for a folder of images, and write a page about it.
 
     >>> report(load("torchvision:resnet50"), "photos", "report.html", limit=50).path
 
-    `data` is a data set in any layout that `classlens evaluate` knows, or a folder of pictures. Masks and labels are
-    used where there are any. Of a large set a stable choice of `limit` pictures is taken, which the seed decides.
+    `data` is a data set in any layout that `classlens evaluate` knows, or a folder of images. Masks and labels are used
+    if available. At most `limit` images are used: a deterministic subset for each seed.
     """
     begun = time.perf_counter()
     path = Path(out)
     if path.is_dir():
-        raise DataError(f"{path} is a folder: give the file to write, as {path / 'report.html'}")
+        raise DataError(f"{path} is a folder: give a file name, such as {path / 'report.html'}")
     if not 1 <= top <= TOP_MOST:
         raise SettingsError(f"a section cannot have {top} entries; give 1 to {TOP_MOST}")
     check_options(*resolve(method))
@@ -122,14 +122,14 @@ def _about(
 
 
 def _notes(subject: Subject, collected: Collected) -> tuple[str, ...]:
-    """What the reader must know before believing the numbers."""
+    """What the reader must know before trusting the numbers."""
     found = [_label_note(subject, collected.records), _method_note(subject.method)]
     if not any(record.where.inside is not None for record in collected.records):
         found.append(
-            "There are no masks: whether evidence lies on the object is not known, only whether on the border."
+            "Without masks, the page cannot say whether evidence lies on the object, only whether on the border."
         )
     elif subject.dataset.classes is not None and not any(record.truth.outputs for record in collected.records):
-        found.append("The masks tell other classes apart than the model's: the object is whatever is labelled.")
+        found.append("The classes of the masks are not those of the model: every labelled pixel counts as the object.")
     if collected.skipped:
         found.append(f"{count(len(collected.skipped), 'picture')} could not be used; they are named at the end.")
     if collected.without_mask:
@@ -141,15 +141,15 @@ def _method_note(method: str) -> str:
     chosen = resolve(method)[0]
     if chosen.locates:
         return ""
-    why = "sets a class against its rivals" if chosen.contrastive else "shows much the same for every class"
-    return f"{chosen.name} {why}: its maps do not say whether two classes are found on different things."
+    why = "contrasts a class with its rivals" if chosen.contrastive else "shows much the same for every class"
+    return f"{chosen.name} {why}: its maps do not show whether two classes are found on different things."
 
 
 def _label_note(subject: Subject, records: Sequence[Record]) -> str:
     if any(record.truth.outputs for record in records):
         return ""
     if all(record.truth.label is None for record in records):
-        return "The data have no labels: predictions are taken as they are."
+        return "The data set has no labels: the page cannot say which predictions are right."
     if subject.model.labels is None:
-        return "The model has no names for its classes, so labels cannot be matched: predictions are taken as they are."
-    return "None of the data's labels is a class of the model: predictions are taken as they are."
+        return "The model has no class names to match labels with: the page cannot say which predictions are right."
+    return "None of the labels is a class of the model: the page cannot say which predictions are right."

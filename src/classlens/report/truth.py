@@ -1,4 +1,4 @@
-"""What a picture shows, in the data set's words and as outputs of the model.
+"""The true classes of an image: the data set's label and the model's outputs.
 
 >>> Labels(pets, lite.labels, 1000).truth(item, None)
 Truth(label='great pyrenees', outputs=(257,))
@@ -21,14 +21,14 @@ _PETS_NAME = re.compile(r"(.+)_\d+")  # great_pyrenees_12
 
 @dataclass(frozen=True)
 class Truth:
-    """What a picture shows: in the data set's words, and which outputs of the model that is (none, if it has none)."""
+    """The label of an image, and the matching outputs of the model (none if the model has no such class)."""
 
     label: str | None
     outputs: tuple[int, ...] = ()
 
 
 class Labels:
-    """How a data set's labels and a model's belong together.
+    """Matches the labels of a data set with those of a model.
 
     >>> Labels(pets, lite.labels, 1000).truth(pets.items[0], None)
     Truth(label='Abyssinian', outputs=())
@@ -51,7 +51,7 @@ class Labels:
         return Truth(", ".join(self._dataset.classes[value - 1] for value in shown) or None, outputs)
 
     def object_mask(self, mask: Mask, predicted: int) -> Mask:
-        """1 where the predicted class is, if the mask tells its classes apart and shows it; else every object."""
+        """1 where the predicted class is, if the mask has classes and contains it; otherwise every object."""
         found = (mask > 0).astype(np.uint8)
         if self._masked is not None and predicted in self._masked:
             value = self._masked.index(predicted) + 1

@@ -1,4 +1,4 @@
-"""What was found, in plain words: a sentence for each picture, and the summary at the top of the page."""
+"""The findings in plain words: a sentence for each image, and the summary at the top of the page."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from classlens.report.collect import Record
 
 Names = Callable[[int], str]
 
-_ENOUGH = 5  # pictures of a kind, before a median of them is worth a sentence
+_ENOUGH = 5  # minimum number of images for a sentence about their median
 # Of two maps' evidence, what lies in the same cells. By agf on EfficientNet-Lite0, two breeds on one animal share 0.27
 # or more (25 pets, the likeliest breed with the second and the third), two things side by side 0.09 at most (21 pairs).
 _SAME_PLACES, _OTHER_PLACES = 0.7, 0.2
-_TELLING = 0.05  # a fall in probability below this says nothing
+_TELLING = 0.05  # a smaller drop in probability is not informative
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A number with what it says, and the section that shows it."""
+    """A number with its meaning, and the section that shows it."""
 
     number: str
     title: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def percent(share: float) -> str:
-    """71 %; what is not nothing is never written as 0, nor what is not all as 100.
+    """71 %; only an exact 0 is written as 0 %, only an exact 1 as 100 %.
 
     >>> percent(0.714), percent(0.001), percent(0.999)
     ('71 %', '<1 %', '>99 %')
@@ -51,7 +51,7 @@ def count(number: int, thing: str) -> str:
 
 
 def verdict(record: Record, names: Names) -> str:
-    """What the model says, and whether that is right."""
+    """The prediction, and whether it is right."""
     said = f"{names(record.predicted)}, {percent(record.confidence)}"
     if record.right:
         return f"{said} – right"
@@ -61,7 +61,7 @@ def verdict(record: Record, names: Names) -> str:
 
 
 def sentence(record: Record, names: Names, odd: Oddness | None = None, reference: Usual | None = None) -> str:
-    """Where the evidence lies, in the respect that is odd, or as a whole."""
+    """Where the evidence lies: for the measure that is odd, or in general."""
     if odd is not None and reference is not None:
         if not odd.unusual:
             return f"Nothing unusual: {_lower(_whole(record))}"
@@ -74,7 +74,7 @@ def sentence(record: Record, names: Names, odd: Oddness | None = None, reference
 
 
 def object_sentence(record: Record, names: Names) -> str:
-    """How much lies on the object, and what the model says without it."""
+    """The share on the object, and the prediction without the object."""
     where, hidden, said = record.where, record.hidden, names(record.predicted)
     if where.inside is None or where.area is None:
         return _whole(record)
@@ -95,7 +95,7 @@ def object_sentence(record: Record, names: Names) -> str:
 
 
 def border_sentence(record: Record) -> str:
-    """How much lies in the outer tenth of the picture."""
+    """The share in the outer tenth of the image."""
     return (
         f"{percent(record.where.border)} of the evidence lies in the outer tenth of the picture; spread evenly it "
         f"would be {percent(record.where.even_border)}."
@@ -105,14 +105,14 @@ def border_sentence(record: Record) -> str:
 def pair_sentence(
     record: Record, other: int, overlap: float | None, leads: tuple[str, str], names: Names, locates: bool = True
 ) -> str:
-    """How alike the maps of two classes are on one picture, and where each has more.
+    """How similar the maps of two classes are on one image, and where each has more.
 
-    Whether the classes are found on the same thing follows only from maps that show the evidence for each class by
-    itself (`locates`). In a contrast the likelier rival turns the map of the other inside out.
+    Only maps that show the evidence for each class by itself (`locates`) can say whether the classes are found on the
+    same thing. In a contrast, the map of the less likely class is inverted.
     """
     mine, theirs = names(record.predicted), names(other)
     if overlap is None:
-        return f"Nothing on this picture speaks for {theirs}."
+        return f"There is no evidence for {theirs} in this picture."
     shared = f"{percent(overlap)} of the evidence for the two lies in the same places"
     if locates and overlap >= _SAME_PLACES:
         text = f"{shared}: both classes are found on the same thing."
@@ -147,7 +147,7 @@ def _lower(text: str) -> str:
 
 
 def findings(records: Sequence[Record], names: Names) -> list[Finding]:
-    """What there is to say about the model; only what the data can tell."""
+    """The findings about the model that the data support."""
     found = [
         _accuracy(records, names),
         _on_object(records),
@@ -218,7 +218,7 @@ def _border(records: Sequence[Record], names: Names) -> Finding:
 
 
 def _unknown(records: Sequence[Record], names: Names) -> Finding | None:
-    """Pictures whose label is no class of the model, and the name it gives one kind of them most steadily."""
+    """Images whose label is not a class of the model, and the most consistent prediction for one such label."""
     labels = choose.instead(records)
     if not labels:
         return None
@@ -232,7 +232,7 @@ def _unknown(records: Sequence[Record], names: Names) -> Finding | None:
 
 
 def _trust(records: Sequence[Record]) -> Finding:
-    """Whether the maps show what the model uses: their strongest part hidden, against as much of the rest."""
+    """Whether the maps show what the model uses: hide their strongest part, or an equal part of the rest."""
     whole = mean(record.confidence for record in records)
     evidence = mean(record.hidden.evidence for record in records)
     elsewhere = mean(record.hidden.elsewhere for record in records)
@@ -255,7 +255,7 @@ def _more_than_half(found: Sequence[Record], total: int, place: str, names: Name
 
 
 def _mostly(records: Sequence[Record], names: Names) -> str:
-    """The class that most of them belong to, where there is one."""
+    """The most frequent class among them, if there is a single one."""
     (predicted, times), *others = Counter(record.predicted for record in records).most_common(2)
     if times < 2:
         return ""

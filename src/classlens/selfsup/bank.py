@@ -1,12 +1,12 @@
-"""The bank: latents of many pictures, among which an image's nearest neighbour is found.
+"""The bank: latents of many images, for nearest-neighbour search.
 
-    >>> bank = build_bank(model, "data/pictures", "bank")       # once; stopped, the same call goes on
+    >>> bank = build_bank(model, "data/pictures", "bank")       # once; call it again to resume
     >>> bank = Bank.open("bank", model)                         # refused if it was made with another model
     >>> bank.nearest(latents, hashes).indices
     tensor([17, 203])
 
-A folder holds `latents.npy` (N,D), mapped into memory when it is read; `rows.npy`, which rows are done and a hash of
-each picture as the network saw it; and `bank.json`, what all of it was made with.
+A folder holds `latents.npy` (N,D), which is memory-mapped; `rows.npy`, the finished rows with a hash of each network
+input; and `bank.json`, the model and the data of the bank.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from classlens.selfsup.bank_files import (
 from classlens.selfsup.split import Encoder, split
 
 METRICS = ("euclidean", "cosine")
-EXACT_UP_TO = 100_000  # pictures; above, an index finds candidates, which are then compared exactly
-SAME = 1e-5  # a distance below this share of the latent's length means the same picture
+EXACT_UP_TO = 100_000  # images; above, an index proposes candidates, which are then compared exactly
+SAME = 1e-5  # a distance below this share of the latent's length means the same image
 
 _BLOCK = 4096  # latents that are compared at once
 _CANDIDATES = 64
@@ -57,7 +57,7 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each image its nearest other picture."""
+    """The nearest other image of each image."""
 
     indices: Tensor  # (B,) rows of the bank
     distances: Tensor  # (B,) float64
@@ -66,7 +66,7 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Latents with the names of their pictures.
+    """Latents with the names of their images.
 
     >>> Bank.open("bank", model)                # from a folder made by `build_bank` or `classlens selfsup bank`
     >>> Bank.of_images(images, encoder)         # from a tensor of images
@@ -75,8 +75,8 @@ class Bank:
     latents: Latents
     rows: NDArray[np.void]
     names: tuple[str, ...]
-    picture: Callable[[int], Tensor]  # row -> (C,H,W) as the network takes it
-    network: nn.Module  # whose latents they are
+    picture: Callable[[int], Tensor]  # row -> (C,H,W), the network input
+    network: nn.Module  # the network that computed the latents
     head: str
     folder: Path | None = None
 
@@ -85,20 +85,20 @@ class Bank:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], model: LoadedModel) -> Bank:
-        """A bank from its folder, if it is finished and was made with this model and this preprocessing."""
+        """Open a finished bank that was made with this model and this preprocessing."""
         root = Path(folder)
         card = read_card(root)
         check_card(card, model, root)
         latents, rows = open_arrays(root, "r", len(card["names"]), card["dimensions"])
         missing = int((rows["state"] == MISSING).sum())
         if missing:
-            raise BankError(f"the bank {root} lacks {missing} of {len(rows)} pictures; run the same command again")
+            raise BankError(f"the bank {root} lacks {missing} of {len(rows)} images; rerun the same command to resume")
         read = reader(card["data"], card["split"], card["names"], model.preprocess)
         return _readable(cls(latents, rows, tuple(card["names"]), read, unwrap(model.model), card["head"], root))
 
     @classmethod
     def of_images(cls, images: Tensor, encoder: Encoder, batch_size: int = 8) -> Bank:
-        """A bank of images as the network takes them, (N,C,H,W); kept in memory."""
+        """A bank of network inputs (N,C,H,W), in memory."""
         if isinstance(images, Tensor) and images.dim() == 4 and not len(images):
             raise BankError("the bank is empty; give at least one other image")
         weight = encoder.head.weight
@@ -110,12 +110,12 @@ class Bank:
         return cls(latents, rows, names, images.__getitem__, encoder.model, encoder.head.name)
 
     def nearest(self, latents: Tensor, hashes: NDArray[np.uint8], metric: str = "euclidean") -> Neighbours:
-        """The nearest picture of each latent (B,D) that is not the image itself.
+        """The nearest image of each latent (B,D), excluding the image itself.
 
-        Itself is what has the same hash (the same pixels behind the preprocessing) or the same latent.
+        An image with the same hash (the same pixels after preprocessing) or the same latent is the image itself.
         """
         if metric not in METRICS:
-            raise BankError(f"metric {metric!r} is not known; there are {', '.join(METRICS)}")
+            raise BankError(f"unknown metric {metric!r}; choose from {', '.join(METRICS)}")
         if latents.shape[1] != self.latents.shape[1]:
             raise BankError(f"the bank's latents have {self.latents.shape[1]} numbers, the model's {latents.shape[1]}")
         if len(self.latents) <= EXACT_UP_TO:
@@ -125,11 +125,11 @@ class Bank:
         distances, indices = found
         if torch.isinf(distances).any():
             row = int(torch.isinf(distances).nonzero()[0])
-            raise BankError(f"the bank holds no other picture than image {row} itself; give it more pictures")
+            raise BankError(f"the bank holds no image other than image {row} itself; add more images")
         return Neighbours(indices, distances, torch.from_numpy(self.latents[indices.numpy()].copy()))
 
     def _blocks(self) -> Iterator[NDArray[np.int64]]:
-        """All rows, some at a time."""
+        """All rows, in blocks."""
         return (np.arange(i, min(i + _BLOCK, len(self.rows))) for i in range(0, len(self.rows), _BLOCK))
 
     def _closest(
@@ -150,7 +150,7 @@ class Bank:
         return best, index
 
     def _closest_of_candidates(self, latents: Tensor, hashes: NDArray[np.uint8], metric: str) -> tuple[Tensor, Tensor]:
-        """As `_closest` over all rows, but only of those that an index puts forward."""
+        """Like `_closest`, but only over the candidates that an index proposes."""
         _, candidates = self._index(metric).search(_scaled(latents.float(), metric).numpy(), _CANDIDATES)
         found = []
         for i, rows in enumerate(candidates):
@@ -163,7 +163,7 @@ class Bank:
         return distances, indices
 
     def _index(self, metric: str) -> Any:
-        """faiss's index over all latents: made once, kept in the bank's folder."""
+        """The faiss index over all latents: built once, stored in the folder of the bank."""
         faiss = _import_faiss(len(self.rows))
         file = None if self.folder is None else self.folder / f"index-{metric}.faiss"
         if file is not None and file.exists():
@@ -184,7 +184,7 @@ class Bank:
 
 
 def compare(latents: Tensor, others: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-    """Distances (B,n) of float64 latents, and whether two are the same.
+    """Distances (B,n) of latents in float64, and whether two are the same.
 
     >>> compare(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), "euclidean")[0]
     tensor([[5.]])
@@ -199,14 +199,14 @@ def compare(latents: Tensor, others: Tensor, metric: str) -> tuple[Tensor, Tenso
 
 
 def hashes_of(images: Tensor) -> NDArray[np.uint8]:
-    """(B,16): a hash of each image as the network takes it, by which an image is known again in a bank."""
+    """(B,16): a hash of each network input, to recognise an image in a bank."""
     pixels = images.detach().float().cpu().contiguous().numpy()
     digests = [hashlib.sha256(image.tobytes()).digest()[:16] for image in pixels]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(images), 16)
 
 
 def _scaled(latents: Tensor, metric: str) -> Tensor:
-    """Vectors of length 1 are ordered by cosine and by Euclidean distance alike."""
+    """For cosine, vectors of length 1: their order by Euclidean distance is the same."""
     return latents if metric == "euclidean" else torch.nn.functional.normalize(latents)
 
 
@@ -215,7 +215,7 @@ def _import_faiss(pictures: int) -> Any:
         import faiss
     except ImportError:
         raise BankError(
-            f"a bank of {pictures} pictures is searched with faiss: pip install 'classlens[selfsup]'"
+            f"searching a bank of {pictures} images needs faiss: pip install 'classlens[selfsup]'"
         ) from None
     return faiss
 
@@ -235,9 +235,9 @@ def build_bank(
     batch_size: int = 8,
     progress: Progress = silent,
 ) -> Bank:
-    """Compute the latents of all pictures of a data set into a folder; what is already there is kept.
+    """Compute the latents of all images of a data set and store them in a folder; existing latents are kept.
 
-    `data` is a folder of pictures or any layout that `classlens evaluate` knows.
+    `data` is a folder of images or any layout that `classlens evaluate` knows.
     """
     dataset = open_dataset(data, split_name)
     items = dataset.items if limit is None else dataset.select(limit, seed)
@@ -246,14 +246,14 @@ def build_bank(
     begin(root, card)
     latents, rows = open_arrays(root, "r+", len(items), card["dimensions"])
     fill(latents, rows, dataset, items, encoder, model.preprocess, batch_size, progress)
-    del latents, rows  # written; read again without the right to write
+    del latents, rows  # flushed; opened again read-only
     return Bank.open(root, model)
 
 
 def bank_of_folder(
     data: str | os.PathLike[str], model: LoadedModel, encoder: Encoder, progress: Progress = silent
 ) -> Bank:
-    """The same in memory, for a few pictures."""
+    """A bank in memory, for a few images."""
     dataset = open_dataset(data)
     latents = np.zeros((len(dataset.items), encoder.head.weight.shape[1]), np.float32)
     rows = np.zeros(len(dataset.items), ROW)
@@ -267,7 +267,7 @@ def bank_of_folder(
 
 
 def encoder_of(model: LoadedModel, head: str | None = None) -> Encoder:
-    """The split of a loaded network, found on an empty picture."""
+    """The encoder and head of a loaded network, found with an empty image."""
     weight = next(model.model.parameters())
     return split(model.model, torch.zeros(1, 3, *input_size(model.preprocess)).to(weight), head)
 
@@ -282,7 +282,7 @@ def fill(
     batch_size: int,
     progress: Progress = silent,
 ) -> None:
-    """Compute the rows that are missing. A row counts as done only when its latent is written."""
+    """Compute the missing rows. A row is marked as done only after its latent is written."""
     todo = np.flatnonzero(rows["state"] == MISSING)
     done = len(rows) - len(todo)
     for start in range(0, len(todo), batch_size):
@@ -303,7 +303,7 @@ def fill(
 
 
 def _same_size(read: dict[int, Tensor]) -> Iterator[tuple[list[int], Tensor]]:
-    """Batches of pictures of one size."""
+    """Batches of images of the same size."""
     for shape in dict.fromkeys(image.shape for image in read.values()):
         places = [row for row, image in read.items() if image.shape == shape]
         yield places, torch.stack([read[row] for row in places])
@@ -311,7 +311,7 @@ def _same_size(read: dict[int, Tensor]) -> Iterator[tuple[list[int], Tensor]]:
 
 def _readable(bank: Bank) -> Bank:
     if not len(bank):
-        raise BankError(f"none of the {len(bank.rows)} pictures of the bank could be read; give others")
+        raise BankError(f"none of the {len(bank.rows)} images of the bank could be read; give others")
     return bank
 
 

@@ -1,8 +1,8 @@
-"""A bank on disk: its card, its arrays, and the pictures that it was made of.
+"""A bank on disk: its card, its arrays, and its images.
 
-bank/bank.json      what it was made with: model, preprocessing, head, data, the names of the pictures
-bank/latents.npy    (N,D), mapped into memory when it is read
-bank/rows.npy       which rows are done, and a hash of each picture as the network saw it
+bank/bank.json      model, preprocessing, head, data, the names of the images
+bank/latents.npy    (N,D), memory-mapped
+bank/rows.npy       which rows are done, and a hash of each network input
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ class BankError(ClasslensError):
 
 
 def is_bank(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a bank, rather than pictures."""
+    """Whether a folder holds a bank rather than images."""
     return (Path(folder) / _CARD).is_file()
 
 
 def begin(root: Path, card: dict[str, Any]) -> None:
-    """Empty arrays and, last, the card; or nothing, where the same bank was begun before."""
+    """Create empty arrays and then the card; do nothing if the same bank was started before."""
     if is_bank(root):
         there = read_card(root)
         other = [key for key in card if key != "classlens" and there[key] != card[key]]
         if other:
-            raise BankError(f"{root} holds a bank with other {', '.join(other)}; give a new folder, or remove that one")
+            raise BankError(
+                f"{root} holds a bank with other {', '.join(other)}; choose a new folder, or remove this one"
+            )
         return
     if root.exists() and any(child.name not in (_LATENTS, _ROWS) for child in root.iterdir()):
-        raise BankError(f"{root} holds other things than a bank; give a new folder")
+        raise BankError(f"{root} holds other files than a bank; choose a new folder")
     root.mkdir(parents=True, exist_ok=True)
     for name, shape, kind in (
         (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), ROW)
@@ -64,7 +66,7 @@ def begin(root: Path, card: dict[str, Any]) -> None:
 def card_of(
     model: LoadedModel, encoder: Encoder, dataset: Dataset, items: Sequence[Item], split_name: str
 ) -> dict[str, Any]:
-    """What decides a bank's latents, ready for JSON."""
+    """What determines the latents of a bank, as JSON."""
     return {
         "classlens": version("classlens"),
         "model": model.name,
@@ -101,23 +103,23 @@ def check_card(card: dict[str, Any], model: LoadedModel, root: Path) -> None:
 
 
 def weights_hash(model: LoadedModel) -> str:
-    """Of weights and buffers alone: preprocessing is compared on its own, so that an error can say which differs."""
+    """A hash of weights and buffers; preprocessing is compared separately, so that an error can say which differs."""
     return fingerprint(replace(model, preprocess=Preprocess()))
 
 
 def open_arrays(root: Path, mode: Any, count: int, dimensions: int) -> tuple[Latents, NDArray[np.void]]:
-    """Latents (N,D) and rows (N,) of a bank, mapped into memory."""
+    """Latents (N,D) and rows (N,) of a bank, memory-mapped."""
     try:
         latents, rows = (np.load(root / name, mmap_mode=mode) for name in (_LATENTS, _ROWS))
     except (OSError, ValueError, EOFError) as error:
         raise BankError(f"the bank {root} is broken ({error}); remove it and make it again") from error
     if latents.shape != (count, dimensions) or rows.shape != (count,) or rows.dtype != ROW:
-        raise BankError(f"the files of the bank {root} do not belong together; remove it and make it again")
+        raise BankError(f"the files of the bank {root} do not match; remove it and make it again")
     return latents, rows
 
 
 def reader(data: str, split_name: str, names: Sequence[str], preprocess: Preprocess) -> Callable[[int], Tensor]:
-    """Pictures of a bank are read when they are asked for; they may have gone since."""
+    """Read images of a bank on demand; a file may have been deleted since."""
 
     @functools.cache
     def items() -> tuple[Dataset, dict[str, Item]]:
@@ -127,7 +129,7 @@ def reader(data: str, split_name: str, names: Sequence[str], preprocess: Preproc
     def read(row: int) -> Tensor:
         dataset, by_name = items()
         if names[row] not in by_name:
-            raise ImageError(f"{names[row]} is no longer there")
+            raise ImageError(f"{names[row]} no longer exists")
         return preprocess(dataset.picture(by_name[names[row]]))
 
     return read

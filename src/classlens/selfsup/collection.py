@@ -1,13 +1,13 @@
-"""Pictures to learn from: found in folders, read once, kept small in one file that training draws from.
+"""Training images: found in folders, read once, and cached as small squares in one file.
 
     >>> found = find_pictures(["data/voc", "data/oxford-pets"], seed=0)
     >>> len(found.train), len(found.val)
     (1760, 574)
     >>> store = read_pictures(found, side=120, folder=Path("runs/rotnet"), progress=print)
-    >>> store.train.pixels.shape                # on disk, mapped into memory
+    >>> store.train.pixels.shape                # on disk, memory-mapped
     (1760, 3, 120, 120)
 
-Labels are never trained on; where a folder has some they serve to judge what was learned.
+Labels are never used for training; if a folder has labels, they are used to score what was learnt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READERS = 2
 
 @dataclass(frozen=True)
 class Collection:
-    """What was found: pictures to train with, and others to measure with."""
+    """The training images and the held-out images."""
 
     name: str
     train: tuple[Item, ...]
@@ -43,7 +43,7 @@ class Collection:
 
     @property
     def hash(self) -> str:
-        """Of names, sizes and labels, in 16 letters."""
+        """A hash of names, sizes and labels, in 16 letters."""
         parts = (
             "".join(f"{item.name}\t{size_of(item.image)}\t{item.label}\n" for item in part) + "\n"
             for part in (self.train, self.val)
@@ -53,7 +53,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class Part:
-    """Stored pictures: pixels (N,3,S,S) uint8, and labels (N,), -1 where there is none."""
+    """Cached images: pixels (N,3,S,S) uint8, and labels (N,), -1 without a label."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -63,13 +63,13 @@ class Part:
 
     @property
     def labelled(self) -> bool:
-        """Whether all have labels, and more than one."""
+        """Whether all images have labels, and there is more than one label."""
         return len(self.labels) > 0 and self.labels.min() >= 0 and self.labels.max() > 0
 
 
 @dataclass(frozen=True)
 class Store:
-    """A collection as training uses it."""
+    """The cached images of a collection."""
 
     train: Part
     val: Part
@@ -77,9 +77,9 @@ class Store:
 
 
 def find_pictures(paths: Sequence[str | os.PathLike[str]], seed: int = 0, limit: int | None = None) -> Collection:
-    """The pictures of data sets of any layout that `evaluate` knows; `limit` training pictures of all at most.
+    """The images of data sets in any layout that `evaluate` knows; at most `limit` training images in total.
 
-    A data set is divided as it says itself (`train` and `val`), or every fifth picture is held out.
+    The splits of a data set are used (`train` and `val`); otherwise every fifth image is held out.
     """
     train: list[Item] = []
     val: list[Item] = []
@@ -93,14 +93,14 @@ def find_pictures(paths: Sequence[str | os.PathLike[str]], seed: int = 0, limit:
     if limit is not None:
         train = sorted(shuffled(train, seed)[:limit], key=lambda item: item.name)
     if not train or not val:
-        raise DataError(f"{' + '.join(names)}: no picture is left to {'train' if not train else 'measure'} with")
-    # Held-out pictures in an order of their own, so that the first few show every class.
+        raise DataError(f"{' + '.join(names)}: no image is left to {'train' if not train else 'measure'} with")
+    # Held-out images are shuffled, so that the first few show every class.
     return Collection(" + ".join(names), tuple(train), tuple(shuffled(val, seed)))
 
 
 def _item(item: Item, prefix: str) -> Item:
     if not isinstance(item.image, Path):
-        raise DataError(f"{item.name} lies inside of another file: training reads pictures from files of their own")
+        raise DataError(f"{item.name} is inside another file: training needs one file for each image")
     return replace(item, name=f"{prefix}{item.name}")
 
 
@@ -108,7 +108,7 @@ def _item(item: Item, prefix: str) -> Item:
 
 
 def read_pictures(found: Collection, side: int, folder: Path, progress: Progress) -> Store:
-    """All pictures as squares of one size, out of a file in the folder, which is made if it is not there yet."""
+    """All images as squares of one size, from a cache file in the folder, which is created if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     pixels_file, about_file = folder / "pictures.npy", folder / "pictures.json"
     key = {"hash": found.hash, "side": side}
@@ -116,7 +116,7 @@ def read_pictures(found: Collection, side: int, folder: Path, progress: Progress
     if about.get("key") != key or not pixels_file.is_file():
         kept, skipped = _write_pixels(found, side, pixels_file, progress)
         about = {"key": key, "kept": kept, "skipped": skipped}
-        write_json(about_file, about, indent=None)  # last: it says that the pixels are whole
+        write_json(about_file, about, indent=None)  # last: it marks the pixels as complete
     pixels = np.load(pixels_file, mmap_mode="r")
     everything = [*found.train, *found.val]
     classes = sorted({item.label for item in everything if item.label is not None})
@@ -132,18 +132,18 @@ def read_pictures(found: Collection, side: int, folder: Path, progress: Progress
 
 
 def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) -> tuple[list[int], list[str]]:
-    """Write the file whole or not at all; gives the positions of pictures that are in it, and what is not."""
+    """Write the file atomically; returns the positions of the images in it, and the skipped ones."""
     everything = [*found.train, *found.val]
     square = Preprocess(resize=side, crop=side)
 
     def read(item: Item) -> NDArray[np.uint8] | str:
-        assert isinstance(item.image, Path)  # `find_pictures` takes no others
+        assert isinstance(item.image, Path)  # checked by `find_pictures`
         try:
             return np.asarray(square.frame(open_image(item.image))).transpose(2, 0, 1)
         except ImageError as error:
             return str(error).replace(printable(str(item.image)), item.name)
 
-    remove_drafts(file.parent, file.name)  # of a run that was killed: it may be large
+    remove_drafts(file.parent, file.name)  # of a killed run: they may be large
     kept: list[int] = []
     skipped: list[str] = []
     with replacing(file) as draft:
@@ -158,7 +158,7 @@ def _write_pixels(found: Collection, side: int, file: Path, progress: Progress) 
                     kept.append(position)
                 progress("reading pictures", position + 1, len(everything))
         if not any(i < len(found.train) for i in kept) or not any(i >= len(found.train) for i in kept):
-            raise DataError(f"{found.name}: too few pictures can be read; {'; '.join(skipped[:2])}")
+            raise DataError(f"{found.name}: too few images can be read; {'; '.join(skipped[:2])}")
         pixels.flush()
         del pixels
     return kept, skipped

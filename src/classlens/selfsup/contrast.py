@@ -1,11 +1,11 @@
-"""Algorithm 2 of the paper: explain what sets an image apart from its nearest neighbour.
+"""Algorithm 2 of the paper: explain what distinguishes an image from its nearest neighbour.
 
     >>> e = explain(model, "photo.jpg", bank="bank")
     >>> e.figure().savefig("photo.png")         # image, neighbour, map without and with the neighbour
 
-The head reads S = L_I - L_N in the place of the image's latent L_I, and the features stay the image's. The neighbour's
-latent is a constant that is subtracted on the way, and a constant draws no relevance: so every method of
-`classlens.METHODS` serves, as it is.
+The head reads S = L_I - L_N instead of the image's latent L_I; the features are those of the image. The neighbour's
+latent is a constant that is subtracted before the head, and a constant gets no relevance, so every method of
+`classlens.METHODS` works unchanged.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 MODES = ("difference", "sum", "none")
 READINGS = {
-    "literal": "S = L_I - L_N goes into the head, and the evidence starts with S (Algorithm 2)",
-    "image": "S goes into the head, but the evidence starts with the image's latent L_I",
-    "logits": "head(L_I) - head(L_N), as the paper's text has it; the evidence starts with L_I",
+    "literal": "S = L_I - L_N goes into the head, and the evidence starts from S (Algorithm 2)",
+    "image": "S goes into the head, but the evidence starts from the image's latent L_I",
+    "logits": "head(L_I) - head(L_N), as in the paper's text; the evidence starts from L_I",
 }
-"""How Algorithm 2 can be read."""
-PREDICTED = "predicted"  # as targets: the class that the network gives to the image itself
+"""The possible readings of Algorithm 2."""
+PREDICTED = "predicted"  # as targets: the class that the network predicts for the image itself
 COSINE = "cosine"  # as targets of a network without a head
 
 BankLike = Bank | str | os.PathLike[str] | Tensor | Sequence[Any]
@@ -48,7 +48,7 @@ BankLike = Bank | str | os.PathLike[str] | Tensor | Sequence[Any]
 
 @dataclass(frozen=True, repr=False)
 class Contrast(Explanation):
-    """An explanation with the neighbour that it is set against.
+    """An explanation of an image in contrast with its neighbour.
 
     `maps`, `targets` and `logits` are those of the network that sees the difference (or the sum); `without` is the
     explanation of the same images that looks at no neighbour.
@@ -60,7 +60,7 @@ class Contrast(Explanation):
     neighbours: tuple[str, ...] = ()  # names
     indices: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # (B,) rows of the bank
     distances: Tensor = field(default_factory=lambda: torch.empty(0))  # (B,)
-    neighbour_pictures: tuple[Tensor | None, ...] = ()  # each (3,H,W) in [0,1]; None: it cannot be read any more
+    neighbour_pictures: tuple[Tensor | None, ...] = ()  # each (3,H,W) in [0,1]; None: its file can no longer be read
     without: Explanation | None = None
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Contrast(Explanation):
         return [render.write_png(Path(folder) / "neighbours.png", self.figure()), *super().save(folder)]
 
 
-@torch.inference_mode(False)  # a caller's inference mode would forbid what the methods do
+@torch.inference_mode(False)  # methods need gradients, which the caller's inference mode would forbid
 def explain(
     model: nn.Module | LoadedModel,
     images: Any,
@@ -96,21 +96,21 @@ def explain(
     trace: bool = False,
     **options: Any,
 ) -> Contrast:
-    """Show where a self-supervised network finds what sets an image apart from its nearest neighbour.
+    """Show what distinguishes an image from its nearest neighbour, for a self-supervised network.
 
     >>> m = classlens.load("selfsup:scan", weights="scan_imagenet_50.pth.tar")
     >>> e = explain(m, "photo.jpg", bank="bank", method="agf")
     >>> e.neighbours, e.targets
 
-    `bank`: a `Bank`, its folder, a folder of pictures, a tensor of images or a list of files. `mode`: the head reads
-    the "difference" from the neighbour's latent, their "sum", or ("none") the image's own. `targets`: None is the
-    likeliest class of what the head says then, "predicted" the one it gives to the image itself. `reading` is one of
-    `READINGS`, `metric` "euclidean" or "cosine". `both=False` leaves out the map without the neighbour, and saves half
-    of the time. `options` are those of the method, and `rather_than` of `classlens.explain`.
+    `bank`: a `Bank`, its folder, a folder of images, a tensor of images or a list of files. `mode`: the head reads the
+    "difference" from the neighbour's latent, their "sum", or ("none") the image's own latent. `targets`: None is the
+    most likely class for this input of the head, "predicted" the class predicted for the image itself. `reading` is one
+    of `READINGS`, `metric` "euclidean" or "cosine". `both=False` skips the map without the neighbour, which halves the
+    time. `options` are those of the method, and `rather_than` of `classlens.explain`.
 
-    `head`: None finds the last linear layer; a name says which module it is. "none" is for a backbone whose output is
-    its latent. Then the score is the length of the latent along L_I - L_N (or + L_N; alone, along itself), whatever the
-    reading, or, with `targets="cosine"`, its cosine with the neighbour's.
+    `head`: None finds the last linear layer; a name selects a module. "none" is for a backbone whose output is its
+    latent. Then the score is the projection of the latent on L_I - L_N (or on L_I + L_N, or on L_I), for every reading;
+    with `targets="cosine"` it is the cosine similarity to the neighbour's latent.
     """
     _check(mode, reading)
     network, batch, loaded = core.prepare(model, images)
@@ -156,9 +156,9 @@ def _same_head(bank: Bank, encoder: Encoder) -> Bank:
 
 def _check(mode: str, reading: str) -> None:
     if mode not in MODES:
-        raise ClasslensError(f"mode {mode!r} is not known; there are {', '.join(MODES)}")
+        raise ClasslensError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
     if reading not in READINGS:
-        raise ClasslensError(f"reading {reading!r} is not known; there are {', '.join(READINGS)}")
+        raise ClasslensError(f"unknown reading {reading!r}; choose from {', '.join(READINGS)}")
 
 
 def _check_head(head: Head, reading: str) -> None:
@@ -180,7 +180,7 @@ def _neighbours(bank: Bank, found: Neighbours, loaded: LoadedModel | None) -> di
 def _shown(bank: Bank, row: int, loaded: LoadedModel | None) -> Tensor | None:
     try:
         return core.pictures_of(bank.picture(row)[None], loaded)[0]
-    except ClasslensError:  # its file is gone since the bank was made
+    except ClasslensError:  # its file was deleted after the bank was made
         return None
 
 
@@ -188,11 +188,11 @@ def _shown(bank: Bank, row: int, loaded: LoadedModel | None) -> Tensor | None:
 
 
 class OtherPictures(Exception):
-    """A method runs the network on other pictures, of which nobody knows whose neighbour belongs to them."""
+    """A method runs the network on other inputs, whose neighbours are unknown."""
 
 
 class Contrasted(nn.Module):
-    """A network whose head reads L - before, and gives `after` less: both are constants, one row for each image."""
+    """A network whose head reads L - before and returns its output - after; both are constants, one row per image."""
 
     def __init__(self, encoder: Encoder, images: Tensor, before: Tensor | None, after: Tensor | None) -> None:
         super().__init__()
@@ -207,13 +207,13 @@ class Contrasted(nn.Module):
             return self.network(images)
 
     def _read(self, layer: Layer, latent: Tensor) -> Tensor:
-        # Subtracted, not added: the released rules for a sum would have the constant draw relevance.
+        # Subtracted, not added: the released rules for a sum would give the constant relevance.
         logits = layer(latent if self._before is None else latent - self._before)
         return logits if self._after is None else logits - self._after
 
 
 def _constants(head: Head, neighbours: Tensor, mode: str, reading: str) -> tuple[Tensor | None, Tensor | None]:
-    """What is subtracted before and after the head."""
+    """The constants that are subtracted before and after the head."""
     signed = neighbours if mode == "difference" else -neighbours
     if reading == "literal":
         return signed, None
@@ -226,7 +226,7 @@ def _constants(head: Head, neighbours: Tensor, mode: str, reading: str) -> tuple
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked of some images, whatever they are set against."""
+    """The targets and the method for some images, independent of the neighbours."""
 
     encoder: Encoder
     loaded: LoadedModel | None
@@ -237,11 +237,11 @@ class _Question:
 
     @property
     def alike(self) -> bool:
-        """Whether the likeness to the neighbour is asked for, of a network without a head."""
+        """Whether the target is the similarity to the neighbour, for a network without a head."""
         return self.encoder.head.name == NO_HEAD and isinstance(self.targets, str) and self.targets == COSINE
 
     def about(self, found: Neighbours, mode: str, reading: str) -> Explanation:
-        """The explanation in one mode: of all images at once, or, where a method cannot, one by one."""
+        """The explanation in one mode: all images at once, or one by one if the method requires it."""
         neighbours = found.latents.to(self.encoder.head.weight)
         try:
             return self._ask(slice(None), neighbours, mode, reading)
@@ -265,7 +265,7 @@ class _Question:
         return replace(found, model=self.loaded.name if self.loaded else type(unwrap(self.encoder.model)).__name__)
 
     def _targets(self, rows: slice) -> Targets:
-        """Those of some images, where each has its own."""
+        """The targets of some images, if each has its own."""
         given = self.targets
         if isinstance(given, str) and given == PREDICTED and self.encoder.head.name != NO_HEAD:
             return self.encoder.logits(self.images[rows]).argmax(1)
@@ -274,9 +274,9 @@ class _Question:
         return given
 
     def _along(self, images: Tensor, neighbours: Tensor, mode: str) -> list[list[Scalar]]:
-        """For a network without a head: a number made of each image's latent."""
+        """For a network without a head: a number computed from each image's latent."""
         if not (self.targets is None or self.alike):
-            raise TargetError("a network without a head has no classes; leave targets out, or give 'cosine'")
+            raise TargetError("a network without a head has no classes; omit targets, or give 'cosine'")
         if self.alike:
             return [[_cosine(neighbour)] for neighbour in neighbours]
         own = self.encoder.latents(images).to(neighbours)
@@ -287,7 +287,7 @@ class _Question:
 def _length_along(direction: Tensor) -> Scalar:
     unit = direction / direction.norm()
 
-    def latent(found: Tensor) -> Tensor:  # figures and reports call a target by its function's name
+    def latent(found: Tensor) -> Tensor:  # figures and reports show the name of the function
         return torch.dot(found, unit)
 
     return latent
@@ -301,7 +301,7 @@ def _cosine(neighbour: Tensor) -> Scalar:
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:
-    """Explanations of single images as one of all."""
+    """Join the explanations of single images."""
     first = parts[0]
     joined: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts]) for name in ("maps", "targets", "logits", "pictures")

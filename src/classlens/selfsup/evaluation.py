@@ -1,9 +1,9 @@
-"""Whether maps are better with the neighbour: the two tables of the paper on self-supervised networks, and a third.
+"""Measures whether the neighbour improves maps: the paper's two tables on self-supervised networks, and a third.
 
     >>> run(Settings("perturbation", data="data/val", bank="bank", modes=("difference", "none")), "runs/ssl").tables
 
-The tests are those of `classlens.evaluate.TESTS` that such maps can serve, and so are runner, rows and intervals. Here
-is the explainer, `Contrasts`, and the comparison with maps that look at no neighbour.
+The tests are those of `classlens.evaluate.TESTS` that suit such maps; runner, rows and intervals are the same too. This
+module has the explainer, `Contrasts`, and the comparison with maps without a neighbour.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ OFFERS = frozenset({"head", "neighbour"})
 
 @dataclass(frozen=True)
 class OpensContrasts:
-    """How neighbours are found and read: what `Contrasts` are made of."""
+    """How neighbours are found and used: the settings of `Contrasts`."""
 
     bank: str | None = None  # None: the test decides the neighbour
     modes: tuple[str, ...] = MODES
     metric: str = "euclidean"
     reading: str = "literal"
-    explain: str = "contrast"  # the likeliest class of the contrast; "predicted": of the image itself
+    explain: str = "contrast"  # the most likely class of the contrast; "predicted": of the image itself
     head: str | None = None
 
     @property
@@ -60,7 +60,7 @@ class OpensContrasts:
         return OFFERS - {"head"} if self.head == NO_HEAD else OFFERS
 
     def columns(self, methods: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """What the rows of the table are called -> (method, mode)."""
+        """The names of the rows of a table -> (method, mode)."""
         return {f"{method}, {mode}": (method, mode) for method in methods for mode in self.modes}
 
     def __call__(self, network: Network, methods: tuple[str, ...], frame: str, seed: int) -> Contrasts:
@@ -71,7 +71,7 @@ class OpensContrasts:
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Maps of what sets a picture apart from its neighbour: an explainer for `classlens.evaluate`."""
+    """Maps of what distinguishes an image from its neighbour: an explainer for `classlens.evaluate`."""
 
     how: OpensContrasts
     loaded: LoadedModel
@@ -98,7 +98,7 @@ class Contrasts:
         positions = range(len(scene.seen))[rows]
         if self.bank is not None:
             found = [self._contrast(scene, method, positions)]
-        else:  # each has a neighbour of its own
+        else:  # each image has its own neighbour
             found = [self._contrast(scene, method, [position]) for position in positions]
         maps, targets = (
             torch.cat(parts).detach().cpu() for parts in ([e.maps for e in found], [e.targets for e in found])
@@ -117,7 +117,7 @@ class Contrasts:
         assert plain is not None
         try:
             return explain(self.loaded, images, plain[None], method, mode, targets=targets, **options)
-        except BankError as error:  # concerns this picture alone
+        except BankError as error:  # affects only this image
             raise ClasslensError(str(error)) from error
 
 
@@ -130,7 +130,7 @@ class Settings:
 
     test: str
     data: str
-    bank: str | None = None  # for a test that plants its neighbours: none
+    bank: str | None = None  # None for a test that creates its neighbours
     model: str = "efficientnet-lite0"
     weights: str | None = "default"
     device: str = "cpu"
@@ -138,7 +138,7 @@ class Settings:
     modes: tuple[str, ...] = MODES
     metric: str = "euclidean"
     reading: str = "literal"
-    explain: str = "contrast"  # the likeliest class of the contrast; "predicted": of the image itself
+    explain: str = "contrast"  # the most likely class of the contrast; "predicted": of the image itself
     head: str | None = None
     options: tuple[Any, ...] = ()  # of the test, as `classlens.evaluate.options_of_tests` makes them
     split: str = "val"
@@ -156,11 +156,11 @@ class Settings:
         ):
             unknown = [word for word in given if word not in known]
             if unknown:
-                raise ClasslensError(f"{what} {unknown[0]!r} is not known; there are {', '.join(known)}")
+                raise ClasslensError(f"unknown {what} {unknown[0]!r}; choose from {', '.join(known)}")
         needs = TESTS[self.test].needs & OF_EXPLAINER
         if ("neighbour" in needs) != (self.bank is None):
             raise BankError(
-                f"{self.test} needs no bank: its neighbours are the pictures as they were"
+                f"{self.test} needs no bank: its neighbours are the original images"
                 if self.bank
                 else f"{self.test} needs a bank of neighbours; make one with `classlens selfsup bank`"
             )
@@ -168,10 +168,10 @@ class Settings:
             raise MethodError(f"a network without a head predicts no class, so its {self.test} test has no score")
         if not self.methods or not self.modes:
             raise MethodError("give at least one method and one mode")
-        self.shared()  # is checked in its turn
+        self.shared()  # checks the other settings
 
     def shared(self) -> Shared:
-        """The same for the runner that all evaluations have."""
+        """The settings for the common runner."""
         how = OpensContrasts(self.bank, self.modes, self.metric, self.reading, self.explain, self.head)
         return Shared(
             tests=(self.test,), data=(self.data,), methods=self.methods, options=self.options, explainer=how,
@@ -182,10 +182,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tables, what to know about them, and where they were written."""
+    """The tables, the notes about them, and the paths of the files."""
 
     tables: tuple[tables.Table, ...]
-    paired: str  # Markdown: each mode less "none", picture by picture
+    paired: str  # Markdown: paired differences (mode − none) on the same images
     notes: tuple[str, ...]
     files: tuple[Path, ...]
 
@@ -196,7 +196,7 @@ def run(
     progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Outcome:
-    """Do what is not yet done, and write table.md and table.csv about all of it."""
+    """Compute the missing rows, and write table.md and table.csv for all rows."""
     return runner.run_and(_report, settings.shared(), out, progress=progress, command=command)
 
 
@@ -228,7 +228,7 @@ def _about(worker: Worker, settings: Shared) -> str:
     assert isinstance(contrasts, Contrasts)
     name, _, fingerprint = worker.network.id.partition("@")
     bank, how = contrasts.bank, contrasts.how
-    of_bank = "planted discs" if bank is None else f"neighbours by {how.metric} distance among {len(bank)} pictures"
+    of_bank = "planted discs" if bank is None else f"neighbours by {how.metric} distance among {len(bank)} images"
     return (
         f"Model {name} ({fingerprint}), {of_bank}, reading {how.reading}, seed {settings.seed}. In brackets: 95 % "
         "bootstrap intervals."
@@ -243,7 +243,7 @@ def _skipped(store: Store, plan: Plan) -> tuple[str, ...]:
 def _paired(
     columns: Mapping[str, tuple[str, str]], metrics: Sequence[Metric], rows: Mapping[str, pa.Table], seed: int
 ) -> str:
-    """Each mode less the same method without the neighbour, on the same pictures: a much finer comparison."""
+    """Paired differences (mode − none) for each method on the same images: much more precise than two intervals."""
     lines, heads = [], [""]
     for column, (method, mode) in columns.items():
         plain = f"{method}, none"
@@ -251,13 +251,13 @@ def _paired(
             continue
         shown = [metric for metric in metrics if _per_picture(metric, rows[plain])]
         cells = [tables.cell(_difference(metric, rows[column], rows[plain], seed)) for metric in shown]
-        lines.append(f"| {method}: {mode} less none | {' | '.join(cells)} |")
+        lines.append(f"| {method}: {mode} − none | {' | '.join(cells)} |")
         heads = [metric.name for metric in shown]
     if not lines:
         return ""
     return "\n".join(
         [
-            "### Picture by picture", "", "The mean of the differences on the same pictures.", "",
+            "### Paired differences", "", "The mean of the differences on the same images.", "",
             f"| | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}", *lines,
         ]
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The picture of a contrast: image, neighbour, map without and with the neighbour."""
+"""The figure of a contrast: image, neighbour, map without and with the neighbour."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from classlens.selfsup.contrast import Contrast
 
 _PANEL = 2.3  # inches
-_SIZE = 8  # points of a heading: a class and its probability fit above a panel
+_SIZE = 8  # font size of a heading: a class and its probability fit above a panel
 _ASKED = {
     "difference": ", in what differs from the neighbour",
     "sum": ", in what it shares with the neighbour",
     "none": "",
 }
 _WITH = {"difference": "differs", "sum": "shared", "none": "alone"}
-_ALIKE = {"cosine": "alike"}  # asks for the neighbour whatever the mode
+_ALIKE = {"cosine": "alike"}  # the same heading in every mode
 
 
 def figure(contrast: Contrast) -> Figure:
-    """A row for each image, and in it the map of its first target.
+    """One row for each image, with the map of its first target.
 
     >>> figure(explain(model, images, bank)).savefig("neighbours.png")
     """
@@ -61,7 +61,7 @@ def _neighbour(panel: Axes, contrast: Contrast, row: int) -> None:
         draw(panel, _pixels(picture))
         return
     panel.set_axis_off()
-    panel.text(0.5, 0.5, "its file is gone", ha="center", va="center", fontsize=8, color=QUIET)
+    panel.text(0.5, 0.5, "its file was deleted", ha="center", va="center", fontsize=8, color=QUIET)
 
 
 def _pixels(picture: Tensor) -> RGB:

@@ -1,4 +1,4 @@
-"""What is seen through the probes of a network: maps layer by layer, and how well they lie on the object.
+"""Maps through the probes of a network, stage by stage, and how well they lie on the object.
 
 >>> scored = segmentation_by_stage(probed, open_dataset("data/voc"), methods=("agf",), limit=200)
 >>> layers_figure(probed, scored).savefig("layers.png")
@@ -51,10 +51,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A picture in front of the network, what is asked about it, and where the answer lies."""
+    """A network input with its target and its mask."""
 
     image: Tensor  # (3,H,W)
-    target: int | None  # a class of the probes; None: whatever a probe finds likeliest
+    target: int | None  # a class of the probes; None: the most likely class of each probe
     mask: Mask  # 0, 1 (the object), 255
 
 
@@ -66,13 +66,13 @@ def segmentation_by_stage(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Scored, ...]:
-    """Explain each picture through the probe of each stage, and compare the maps with its mask.
+    """Explain each image through the probe of each stage, and compare the maps with its mask.
 
-    Where the masks' classes are those of the probes, the largest object's class is explained and its pixels count as
-    the object; else the probe's likeliest class is explained and every object counts.
+    If the classes of the masks are those of the probes, the class of the largest object is explained and its pixels are
+    the ground truth. Otherwise the most likely class is explained and all objects are the ground truth.
     """
     if not dataset.has_masks:
-        raise DataError(f"{dataset.name} has no masks to score maps with: give others with --masks")
+        raise DataError(f"{dataset.name} has no masks to score maps with: give a data set with masks, --masks")
     items = dataset.select(limit, seed)
     probes = {found.stage.name: probed.probe(found.stage) for found in probed.stages}
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {(s, m): [] for s in probes for m in methods}
@@ -82,13 +82,13 @@ def segmentation_by_stage(
             for stage, method in rows:
                 try:
                     evidence = explain(probes[stage], seen.image[None], targets=seen.target, method=method).maps[0, 0]
-                except NotFiniteError:  # the table says how many pictures each mean is over
+                except NotFiniteError:  # the table shows the number of images behind each mean
                     continue
                 scores = foreground_scores(evidence.cpu().numpy(), seen.mask, resolve(method)[0].signed)
                 rows[stage, method].append(asdict(scores))
         progress("segmentation through the probes", done, len(items))
     if not any(rows.values()):
-        raise DataError(f"{dataset.name}: no picture with an object in its mask could be read")
+        raise DataError(f"{dataset.name}: no image with an object in its mask could be read")
     return tuple(
         Scored(stage, method, tuple(metric.estimate(arrow().Table.from_pylist(found), seed) for metric in METRICS))
         for (stage, method), found in rows.items()
@@ -96,7 +96,7 @@ def segmentation_by_stage(
 
 
 def _look(dataset: Dataset, item: Item, probed: Probed) -> _Seen | None:
-    """None for a picture that cannot be read or shows nothing that is labelled."""
+    """None for an image that cannot be read or has no labelled object."""
     preprocess: Preprocess = probed.model.preprocess
     try:
         picture = dataset.picture(item)
@@ -116,7 +116,7 @@ def _look(dataset: Dataset, item: Item, probed: Probed) -> _Seen | None:
 
 
 def segmentation_table(scored: Sequence[Scored]) -> str:
-    """As CSV: a row for each stage and method, each score with its 95 % interval."""
+    """CSV text: a row for each stage and method, each score with its 95 % interval."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     columns = [f"{metric.name}{end}" for metric in METRICS for end in ("", " low", " high")]
@@ -131,7 +131,7 @@ def segmentation_table(scored: Sequence[Scored]) -> str:
 
 
 def layers_figure(probed: Probed, scored: Sequence[Scored] = ()) -> Figure:
-    """The probes' score by stage, and beside it each segmentation score by stage with a line for each method."""
+    """The score of the probes by stage, and each segmentation score by stage with a line for each method."""
     from matplotlib.figure import Figure
 
     shown = METRICS if scored else ()
@@ -156,12 +156,12 @@ def layers_figure(probed: Probed, scored: Sequence[Scored] = ()) -> Figure:
 
 
 def maps_figure(probed: Probed, method: str = "agf", count: int = 6) -> Figure:
-    """Held-out pictures, one a row, with the map of a class of theirs through the probe of each stage."""
+    """Held-out images, one per row, with the map of one of their classes through the probe of each stage."""
     probes = [probed.probe(found.stage) for found in probed.stages]
     data = probed.data
     chosen = data.val[:: max(1, len(data.val) // count)][:count]
     views = [whole_view(example, data, probed.model.preprocess) for example in chosen]
-    views = [(image, labels) for image, labels in views if labels.any()]  # a crop may show none of the labels
+    views = [(image, labels) for image, labels in views if labels.any()]  # a crop may contain none of the labels
     images = torch.stack([image for image, _ in views])
     targets = torch.stack([labels.argmax() for _, labels in views])
     found = [explain(probe, images, targets=targets, method=method) for probe in probes]
@@ -169,7 +169,7 @@ def maps_figure(probed: Probed, method: str = "agf", count: int = 6) -> Figure:
 
 
 def _draw_maps(found: Sequence[Explanation], targets: Tensor, probed: Probed) -> Figure:
-    """Columns are stages: their maps stand where maps of several classes do."""
+    """Columns are stages, drawn like the maps of several classes."""
     short = _short([stage.stage.name for stage in probed.stages])
     together = Explanation(
         maps=torch.cat([e.maps for e in found], 1),
@@ -201,7 +201,7 @@ def _finish(axes: Axes, title: str) -> None:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Names without what they all begin with: features.conv1, features.conv2 -> conv1, conv2."""
+    """Names without their common prefix: features.conv1, features.conv2 -> conv1, conv2."""
     parts = [name.split(".") for name in names]
     common = 0
     while all(len(part) > common + 1 for part in parts) and len({part[common] for part in parts}) == 1:

@@ -1,10 +1,10 @@
-"""Networks small enough to be trained without labels on two CPU cores: a body, and one linear layer as its head.
+"""Networks small enough to train on two CPU cores: a body, and one linear layer as the head.
 
 >>> net = NETWORKS["alexnet-96"].build(4)
 >>> net(torch.zeros(1, 3, 96, 96)).shape, net.features(torch.zeros(1, 3, 96, 96)).shape
 (torch.Size([1, 4]), torch.Size([1, 864]))
 
-`forward` is `head(features(images))`: the latent is what the head reads.
+`forward` is `head(features(images))`: the latent is the input of the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from classlens.models import Preprocess
 
 
 class TwoParts(nn.Module):
-    """A body that makes a latent (B,D) of images, and a linear head that reads it."""
+    """A body that computes a latent (B,D) from images, and a linear head that reads it."""
 
     def __init__(self, features: nn.Sequential, head: nn.Linear) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def alexnet96() -> TwoParts:
         conv3=_conv(64, 96),  # 12 px
         conv4=_conv(96, 96),
         conv5=_conv(96, 96),
-        pool5=nn.AvgPool2d(4),  # 3 px: which way is up is also a question of where
+        pool5=nn.AvgPool2d(4),  # 3 px: the orientation of an image also depends on positions
         flatten=nn.Flatten(),
     )
     return TwoParts(nn.Sequential(body), nn.Linear(96 * 9, 4))
@@ -61,7 +61,7 @@ def resnet32() -> TwoParts:
 
 
 class Block(nn.Module):
-    """Two convolutions beside a skip connection (the basic block of ResNet)."""
+    """Two convolutions with a skip connection (the basic block of ResNet)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -84,16 +84,16 @@ def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Seq
 
 @dataclass(frozen=True)
 class SmallNetwork:
-    """An architecture that can be trained here."""
+    """An architecture for self-supervised training."""
 
     name: str
     function: Callable[[], TwoParts]
     side: int  # of the input
-    room: int  # side of the stored pictures, from which random crops are cut
+    room: int  # side of the cached images, from which random crops are taken
 
     @property
     def architecture(self) -> str:
-        """What a card calls it."""
+        """Its name in a card."""
         return f"{self.function.__module__}:{self.function.__name__}"
 
     @property
@@ -101,7 +101,7 @@ class SmallNetwork:
         return Preprocess(resize=self.room, crop=self.side)
 
     def build(self, outputs: int) -> TwoParts:
-        """With random weights, and a head of so many outputs."""
+        """A network with random weights, and a head with this many outputs."""
         net = self.function()
         net.head = nn.Linear(net.head.in_features, outputs)
         return net
@@ -111,4 +111,4 @@ NETWORKS: dict[str, SmallNetwork] = {
     "alexnet-96": SmallNetwork("alexnet-96", alexnet96, side=96, room=120),
     "resnet-32": SmallNetwork("resnet-32", resnet32, side=32, room=32),
 }
-"""Every network that `classlens selfsup train --network` takes."""
+"""Every network that `classlens selfsup train --network` accepts."""

@@ -1,13 +1,13 @@
-"""Linear probes: what each stage of a frozen network knows of labels it was not trained with, and where it sees them.
+"""Linear probes: how well each stage of a frozen network predicts labels, and where it finds them.
 
 >>> probed = probe_stages("runs/rotnet", "data/voc", "voc", "runs/rotnet-probes")
 >>> [(found.stage.name, round(found.score, 2)) for found in probed.stages]
 [('features.conv1', 0.13), ('features.conv2', 0.17), ...]
 >>> classlens.explain(load_probe("runs/rotnet-probes", "features.conv3"), "photo.jpg")
 
-A probe is a linear layer on means of a stage's feature map over a grid of places. It is the optimum of a convex loss
-(L-BFGS; the weight of its L2 term chosen on a fifth of the training pictures), so no stage is favoured by how long or
-how fast it was trained.
+A probe is a linear layer on the feature map of a stage, averaged over a grid. It is the optimum of a convex loss
+(L-BFGS; the weight of the L2 term is chosen on a fifth of the training images), so no stage gains from longer or faster
+training.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from classlens.training.data import Data, fingerprint, open_data, pieces, skippe
 from classlens.training.loop import mean_average_precision
 
 PROBES = "probes.json"
-_AT_ONCE = 16  # pictures of a forward
-_PART = 256  # pictures in a file of features: what a stopped run computes again at most
+_AT_ONCE = 16  # images per batch
+_PART = 256  # images per feature file: a stopped run recomputes at most this many
 _L2 = (1e-4, 1e-3, 1e-2, 1e-1)  # weights of the L2 term that are tried
-_HELD_OUT = 5  # every fifth training picture judges them
+_HELD_OUT = 5  # every fifth training image is held out to choose the L2 weight
 _ITERATIONS = 100
 
 Features = dict[str, Tensor]  # stage -> (N,D)
@@ -48,12 +48,12 @@ Features = dict[str, Tensor]  # stage -> (N,D)
 
 @dataclass(frozen=True)
 class Found:
-    """What one probe reached."""
+    """The result of one probe."""
 
     stage: Stage
     l2: float
     train_score: float
-    score: float  # on held-out pictures: accuracy, or of several labels a picture mAP
+    score: float  # on held-out images: accuracy, or mAP for several labels per image
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Probed:
         return "mAP" if self.multilabel else "accuracy"
 
     def probe(self, stage: Stage) -> LoadedModel:
-        """The network cut after a stage, as `explain` takes it."""
+        """The network cut after a stage, for `explain`."""
         return _with_weights(self.model, stage, self.pool, self.labels, self.multilabel, self.folder)
 
 
@@ -91,13 +91,13 @@ def probe_stages(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> Probed:
-    """Train a probe on each stage and write them into a folder; features are computed once and kept there."""
+    """Train a probe on each stage and write them to a folder; features are computed once and cached there."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of random weights
+        torch.manual_seed(seed)  # for random weights
         loaded = model if isinstance(model, LoadedModel) else load(model, weights, device)
     found = open_data(data, layout, seed, progress)
     if len(found.labels) < 2:
-        raise DataError(f"{found.name} has the label {found.labels[0]!r} alone: a probe tells at least two apart")
+        raise DataError(f"{found.name} has only the label {found.labels[0]!r}: a probe needs at least two")
     folder = Path(out)
     example = whole_view(found.train[0], found, loaded.preprocess)[0][None]
     chosen = find_stages(loaded.model, _placed(loaded, example), stages)
@@ -124,14 +124,14 @@ def probe_stages(
 
 
 def load_probe(folder: str | os.PathLike[str], stage: str, model: str | LoadedModel | None = None) -> LoadedModel:
-    """A probe out of its folder, ready for `explain`; `model` says where its network lies now, if it was moved."""
+    """Load a probe from its folder, for `explain`; `model` is the new location of its network, if it was moved."""
     file = Path(folder) / PROBES
     if not file.is_file():
         raise ModelError(f"there is no {file}: give a folder that `classlens selfsup probe` wrote")
     about = json.loads(file.read_text(encoding="utf-8"))
     stages = {entry["name"]: Stage(entry["name"], tuple(entry["shape"])) for entry in about["stages"]}
     if stage not in stages:
-        raise ModelError(f"there is no probe of {stage!r}; there are {', '.join(stages)}")
+        raise ModelError(f"there is no probe of {stage!r}; choose one of {', '.join(stages)}")
     network = model if isinstance(model, LoadedModel) else load(model or about["model"])
     if model_fingerprint(network) != about["fingerprint"]:
         raise ModelError(f"{network.name} is not the network that was probed: its weights or preprocessing differ")
@@ -163,7 +163,7 @@ def _cached(
     folder: Path,
     say: Callable[[int, int], None],
 ) -> tuple[Features, Tensor]:
-    """Pooled features of all stages, and labels (N,classes); kept on disk in parts, so computed once."""
+    """Pooled features of all stages, and labels (N,classes); cached on disk in parts."""
     key = f"{model_fingerprint(loaded)}\n{stages}\n{pool}\n{data.labels}"
     parts = []
     for positions in pieces(range(len(examples)), _PART):
@@ -179,7 +179,7 @@ def _cached(
     return joined, joined.pop(_TARGETS)
 
 
-_TARGETS = "\ttargets"  # no module can be called that
+_TARGETS = "\ttargets"  # no module can have this name
 
 
 def _compute(loaded: LoadedModel, data: Data, examples: Sequence[Item], stages: Sequence[Stage], pool: int) -> Features:
@@ -201,15 +201,15 @@ def _placed(loaded: LoadedModel, images: Tensor) -> Tensor:
 
 
 def fit_linear(features: Tensor, targets: Tensor, multilabel: bool, seed: int = 0) -> tuple[nn.Linear, float]:
-    """The linear layer that tells labels (N,classes of 0 and 1) from features (N,D), and the L2 weight it was given.
+    """The linear layer that predicts labels (N,classes of 0 and 1) from features (N,D), and its L2 weight.
 
-    Features are standardised for the fit; the layer that is given takes them as they are.
+    Features are standardised for the fit; the returned layer takes the original features.
     """
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(features), dtype=torch.bool)
     held_out[order[::_HELD_OUT]] = True
     mean, std = features.mean(0), features.std(0, correction=0)
-    std = torch.where(std > 1e-6, std, torch.inf)  # a feature that never changes says nothing
+    std = torch.where(std > 1e-6, std, torch.inf)  # a constant feature carries no information
     x = (features - mean) / std
     judged: dict[float, float] = {}
     for l2 in _L2:
@@ -241,21 +241,21 @@ def _optimum(x: Tensor, targets: Tensor, l2: float, multilabel: bool) -> tuple[T
 
 
 def _loss(logits: Tensor, targets: Tensor, multilabel: bool) -> Tensor:
-    if multilabel:  # summed over classes, so that the L2 term weighs the same as for one label a picture
+    if multilabel:  # summed over classes, so that the L2 term weighs the same as for one label per image
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
     return F.cross_entropy(logits, targets.argmax(1))
 
 
 @torch.no_grad()
 def score(logits: Tensor, targets: Tensor, multilabel: bool) -> float:
-    """Accuracy, or of several labels a picture the mean average precision."""
+    """Accuracy, or mean average precision for several labels per image."""
     if multilabel:
         return mean_average_precision(logits.detach().numpy(), targets.numpy() > 0)
     return float((logits.argmax(1) == targets.argmax(1)).double().mean())
 
 
 def _chance(targets: Tensor, multilabel: bool) -> float:
-    """What a probe reaches that never sees the picture: the most frequent label; of mAP, how frequent labels are."""
+    """The chance score: the share of the most frequent label, or for mAP the mean frequency of the labels."""
     shares = targets.double().mean(0)
     return float(shares[shares > 0].mean() if multilabel else shares.max())
 

@@ -1,4 +1,4 @@
-"""The recipes of `classlens selfsup train`, and a user's choices among them.
+"""The recipes of `classlens selfsup train`, and the user's settings.
 
 >>> chosen(Choices("scan", data=("data/cifar10",), clusters=20)).clusters
 20
@@ -19,7 +19,7 @@ MakeTask = Callable[[TwoParts, Store, SmallNetwork, Options], Task]
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a recipe: one task, for so many epochs."""
+    """A part of a recipe: one task for a number of epochs."""
 
     name: str
     task: MakeTask
@@ -42,13 +42,13 @@ class SelfSupervised:
 
 RECIPES: dict[str, SelfSupervised] = {
     "rotnet": SelfSupervised(
-        "which of four ways a picture was turned",
+        "predict which of four angles an image was rotated by",
         "alexnet-96",
         (Phase("rotations", Rotations, 30, 32, 1e-3, 1e-4),),
         score="rotation_accuracy",
     ),
     "sela": SelfSupervised(
-        "labels of its own, balanced by Sinkhorn-Knopp",
+        "its own labels, balanced by Sinkhorn-Knopp",
         "resnet-32",
         (Phase("self-labels", SelfLabels, 30, 128, 1e-3),),
         clusters=64,
@@ -65,7 +65,7 @@ RECIPES: dict[str, SelfSupervised] = {
 
 @dataclass(frozen=True)
 class Choices:
-    """What to train, on what. None takes the recipe's own number."""
+    """The recipe, the data and the settings of a training. None uses the recipe's default."""
 
     recipe: str
     data: tuple[str, ...]
@@ -74,27 +74,27 @@ class Choices:
     epochs: tuple[int, ...] | None = None  # one for each phase
     batch_size: int | None = None
     learning_rate: float | None = None
-    limit: int | None = None  # training pictures at most
+    limit: int | None = None  # use at most this many training images
     seed: int = 0
     device: str = "cpu"
 
 
 def chosen(choices: Choices) -> SelfSupervised:
-    """The recipe with the user's numbers."""
+    """The recipe with the user's settings."""
     if choices.recipe not in RECIPES:
-        raise TrainingError(f"there is no recipe {choices.recipe!r}; there are {', '.join(RECIPES)}")
+        raise TrainingError(f"there is no recipe {choices.recipe!r}; choose one of {', '.join(RECIPES)}")
     recipe = RECIPES[choices.recipe]
     name = choices.network or recipe.network
     if name not in NETWORKS:
-        raise TrainingError(f"there is no network {name!r} to train; there are {', '.join(NETWORKS)}")
+        raise TrainingError(f"there is no network {name!r} to train; choose one of {', '.join(NETWORKS)}")
     if choices.clusters is not None and (recipe.clusters is None or choices.clusters < 2):
         raise TrainingError("clusters are for sela and scan, and there must be at least 2")
     epochs = choices.epochs or tuple(phase.epochs for phase in recipe.phases)
     if len(epochs) != len(recipe.phases) or min(epochs) < 1:
         names = " and ".join(phase.name for phase in recipe.phases)
-        raise TrainingError(f"{choices.recipe} wants a number of epochs for {names}, not {epochs}")
+        raise TrainingError(f"{choices.recipe} needs a number of epochs for {names}, not {epochs}")
     if choices.batch_size is not None and choices.batch_size < 2:
-        raise TrainingError("a batch needs at least 2 pictures")
+        raise TrainingError("a batch needs at least 2 images")
     if choices.learning_rate is not None and not choices.learning_rate > 0:
         raise TrainingError("the learning rate must be above 0")
     phases = tuple(

@@ -1,4 +1,4 @@
-"""How well clusters fit labels that were not used to make them.
+"""Scores of clusters against labels that were not used for training.
 
 >>> purity(np.array([0, 0, 1, 1]), np.array([5, 5, 5, 7]))
 0.75
@@ -13,12 +13,12 @@ Ints = NDArray[np.int64]
 
 
 def purity(clusters: Ints, labels: Ints) -> float:
-    """The share of pictures whose label is the most frequent one of their cluster."""
+    """The share of images whose label is the most frequent one of their cluster."""
     return float(_table(clusters, labels).max(1).sum() / len(labels))
 
 
 def chance_purity(clusters: Ints, labels: Ints, seed: int = 0, draws: int = 10) -> float:
-    """What clusters of these sizes reach that know nothing of the labels: many small ones are pure anyway."""
+    """The purity of clusters of these sizes with shuffled labels: many small clusters are pure by chance."""
     generator = np.random.default_rng(seed)
     return float(np.mean([purity(clusters, generator.permutation(labels)) for _ in range(draws)]))
 
@@ -36,7 +36,7 @@ def mutual_information(clusters: Ints, labels: Ints) -> float:
 
 
 def _table(clusters: Ints, labels: Ints) -> NDArray[np.int64]:
-    """(clusters, labels): how many pictures have both."""
+    """(clusters, labels): the number of images with both."""
     table = np.zeros((int(clusters.max()) + 1, int(labels.max()) + 1), np.int64)
     np.add.at(table, (clusters, labels), 1)
     return table

@@ -1,10 +1,10 @@
-"""A network in two parts: features that make a latent of an image, and the linear head that reads it.
+"""Splits a network into two parts: features that compute a latent, and the linear head that reads it.
 
 >>> encoder = split(model, images[:1])
 >>> encoder.head.name, encoder.latents(images).shape
 ('classifier', torch.Size([4, 1280]))
 
-The head is recognised by its weight when it is called. Nothing is attached to the model, so two threads may use it.
+The call of the head is recognised by its weight. Nothing is attached to the model, so two threads may use it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from classlens.methods.layers import last_layers
 
 NO_HEAD = "none"  # the name of the head of a network whose output is its latent
 
-Layer = Callable[[Tensor], Tensor]  # the head's own linear map
-Reader = Callable[[Layer, Tensor], Tensor]  # (that map, the latent) -> what is to stand in the place of its output
+Layer = Callable[[Tensor], Tensor]  # the linear map of the head
+Reader = Callable[[Layer, Tensor], Tensor]  # (that map, the latent) -> the replacement of its output
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
     """The linear layer that reads the latent (B,D)."""
 
-    name: str  # the module in which it stands, or NO_HEAD
+    name: str  # its module, or NO_HEAD
     weight: Tensor  # (outputs,D), by which its call is recognised
     bias: Tensor | None
-    last: bool  # nothing but it stands between the latent and the logits
+    last: bool  # whether its output is the logits
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """A network whose head is known."""
 
-    model: nn.Module  # as it was given
-    network: nn.Module  # the same, or with a head put behind it
+    model: nn.Module  # as given
+    network: nn.Module  # the same, or with a head appended
     head: Head
     output: Picker  # which of the network's outputs are the logits
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """(B,D), float32 on the CPU: what the head reads."""
+        """The latents (B,D), float32 on the CPU."""
         seen: list[Tensor] = []
 
         def look(layer: Layer, latent: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class Encoder:
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """(B,classes): what the network says of images."""
+        """The logits (B,classes) of images."""
         return pick_output(self.network(images), self.output)
 
 
 class AtHead(TorchFunctionMode):
-    """While this is on, a head's output is what `read` makes of its latent."""
+    """While active, replaces the output of the head by `read(layer, latent)`."""
 
     def __init__(self, head: Head, read: Reader) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class AtHead(TorchFunctionMode):
 
 
 class WithoutHead(nn.Module):
-    """A network whose output is its latent, behind which a head stands that changes nothing.
+    """A network whose output is its latent, followed by an identity head.
 
-    With it the evidence of a latent starts where that of a class does: at the input of a last linear layer.
+    With it, the evidence for a latent starts where that for a class does: at the input of the last linear layer.
     """
 
     same: Tensor
@@ -105,10 +105,10 @@ class WithoutHead(nn.Module):
 
 
 def split(model: nn.Module, images: Tensor, head: str | None = None, output: Picker = None) -> Encoder:
-    """Find the head of a network on some images (one is enough).
+    """Find the head of a network with some images (one is enough).
 
-    `head`: None finds the last linear layer; a module's name says which it is (of several layers, the first);
-    "none" says that the network has none and that its output is the latent.
+    `head`: None finds the last linear layer; the name of a module selects one (the first of its linear layers); "none"
+    means that the network has no head and its output is the latent.
     """
     network = unwrap(model)
     if head == NO_HEAD:
@@ -121,7 +121,7 @@ def split(model: nn.Module, images: Tensor, head: str | None = None, output: Pic
     weight, bias = named["weight"], named.get("bias")
     if not any(weight is own for own in (*network.parameters(), *network.buffers())):
         raise ModelError(
-            f"the weight of the head {node.module} is made anew in every forward pass (weight_norm?), so its call "
+            f"the weight of the head {node.module} is recomputed in every forward pass (weight_norm?), so its call "
             "cannot be recognised; remove the parametrisation first, or give head='none'"
         )
     uses = [other for other in tape.nodes if other.op == "linear" and other.arguments()["weight"] is weight]
@@ -145,7 +145,7 @@ def _named(tape: Tape, head: str) -> Node:
     linear = [node for node in inside if node.op == "linear"]
     if not linear:
         known = dict.fromkeys(node.module for node in tape.nodes if node.op == "linear")
-        raise ModelError(f"the model has no linear layer in {head!r}; it has some in: {', '.join(known) or 'none'}")
+        raise ModelError(f"the model has no linear layer in {head!r}; its linear layers: {', '.join(known) or 'none'}")
     return _reads_vectors(linear[0])
 
 

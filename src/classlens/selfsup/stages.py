@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from classlens.core.capture import unwrap
 from classlens.errors import ModelError
 
-_FEW = 8  # a network with so many convolutions has a stage for each
+_FEW = 8  # a network with at most this many convolutions has a stage for each
 _POINTWISE = (
     nn.BatchNorm2d,
     nn.GroupNorm,
     nn.Dropout,
     nn.Identity,
-)  # beside activations: what belongs to a convolution
+)  # modules that belong to a convolution, besides activations
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A module that gives a feature map, and the shape (C,h,w) of that."""
+    """A module whose output is a feature map, and its shape (C,h,w)."""
 
     name: str
     shape: tuple[int, int, int]
@@ -48,17 +48,17 @@ class _Call:
 
 
 def find_stages(model: nn.Module, images: Tensor, names: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """The stages of a network, found by putting some images (one is enough) through it.
+    """The stages of a network, found by a forward pass of some images (one is enough).
 
-    `names` are modules; without them each convolution with its normalisation and activation is a stage, or for a deep
-    network the last feature map of each resolution.
+    `names` are modules. Without them, each convolution with its normalisation and activation is a stage; in a deep
+    network, the last feature map of each resolution.
     """
     calls = _calls(model, images)
     maps = {call.name: call for call in calls if len(call.shape) == 4}
     if names:
         unknown = [name for name in names if name not in maps]
         if unknown:
-            raise ModelError(f"no module {unknown[0]!r} gives a feature map; there are {', '.join(maps)}")
+            raise ModelError(f"no module {unknown[0]!r} returns a feature map; choose from {', '.join(maps)}")
         chosen = [maps[name] for name in names]
     else:
         chosen = _convolutions(calls) if _count_convolutions(calls) <= _FEW else _resolutions(calls)
@@ -68,11 +68,11 @@ def find_stages(model: nn.Module, images: Tensor, names: Sequence[str] = ()) -> 
 
 
 def stage_outputs(model: nn.Module, images: Tensor, stages: Sequence[Stage]) -> dict[str, Tensor]:
-    """The feature maps (B,C,h,w) of all stages from one forward."""
+    """The feature maps (B,C,h,w) of all stages from one forward pass."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, output: Any) -> None:
-        found[name] = output.clone()  # a later operation may write into it
+        found[name] = output.clone()  # a later operation may overwrite it
 
     _run_watched(unwrap(model), images, [stage.name for stage in stages], keep)
     return found
@@ -81,7 +81,7 @@ def stage_outputs(model: nn.Module, images: Tensor, stages: Sequence[Stage]) -> 
 def _run_watched(
     network: nn.Module, images: Tensor, names: Sequence[str], keep: Callable[[str, nn.Module, Any], None]
 ) -> None:
-    """One forward; `keep` sees what each named module gives. Nothing stays on the network."""
+    """One forward pass; `keep` gets the output of each named module. Nothing stays on the network."""
     hooks = [
         network.get_submodule(name).register_forward_hook(
             lambda module, _inputs, output, name=name: keep(name, module, output)
@@ -97,7 +97,7 @@ def _run_watched(
 
 
 def pooled(features: Tensor, pool: int) -> Tensor:
-    """(B,C,h,w) -> (B,C*pool*pool): means over a grid of places, as a probe reads them."""
+    """(B,C,h,w) -> (B,C*pool*pool): means over a grid, the input of a probe."""
     size = (min(pool, features.shape[2]), min(pool, features.shape[3]))
     return nn.functional.adaptive_avg_pool2d(features, size).flatten(1)
 
@@ -108,7 +108,7 @@ class Probe(nn.Module):
     >>> probe = Probe(network, stage, pool=2, classes=20).eval()
     >>> classlens.explain(probe, images, targets=14)
 
-    The weights of the network are shared with it; its modules are copies, so that nothing is attached to it.
+    It shares the weights of the network; its modules are copies, so that nothing is attached to the network.
     """
 
     def __init__(self, network: nn.Module, stage: Stage, pool: int, classes: int) -> None:
@@ -127,7 +127,7 @@ class Probe(nn.Module):
         except _Reached as reached:
             logits: Tensor = self.linear(pooled(reached.output, self.pool))
             return logits
-        raise ModelError("the stage of this probe was not met in the forward pass; probe another one")
+        raise ModelError("the forward pass did not reach the stage of this probe; probe another one")
 
     def train(self, mode: bool = True) -> Probe:
         """The body stays frozen: its batch statistics never change."""
@@ -137,7 +137,7 @@ class Probe(nn.Module):
 
 
 class _Reached(Exception):
-    """Carries a stage's output out of a forward pass that need not go on."""
+    """Carries the output of a stage out of a forward pass, which then stops."""
 
     def __init__(self, output: Tensor) -> None:
         super().__init__("stage reached")
@@ -152,7 +152,7 @@ def _stop(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
 
 
 def _calls(model: nn.Module, images: Tensor) -> list[_Call]:
-    """Every module that a forward finishes, in that order, with the shape of its output if that is a tensor."""
+    """Every module in the order in which it finishes, with the shape of its output if that is a tensor."""
     found: list[_Call] = []
     network = unwrap(model)
 
@@ -168,7 +168,7 @@ def _count_convolutions(calls: Sequence[_Call]) -> int:
 
 
 def _convolutions(calls: Sequence[_Call]) -> list[_Call]:
-    """For each convolution the last of what works on each value alone behind it: normalisation, activation."""
+    """For each convolution, the last pointwise module after it: normalisation or activation."""
     found: list[_Call] = []
     open_ = False
     for call in calls:
@@ -187,7 +187,7 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 
 def _resolutions(calls: Sequence[_Call]) -> list[_Call]:
-    """The last feature map of each resolution at which there is a convolution."""
+    """The last feature map of each resolution that has a convolution."""
     groups: dict[tuple[int, ...], list[_Call]] = {}
     for call in calls:
         if len(call.shape) == 4 and call.shape[2] * call.shape[3] > 1:

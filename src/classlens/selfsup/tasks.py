@@ -1,7 +1,7 @@
-"""What a network is asked to learn without labels: RotNet's rotations, SeLa's labels of its own, SCAN's two steps.
+"""Self-supervised tasks: RotNet's rotations, SeLa's self-labels, SCAN's two steps.
 
-A task is an `nn.Module` that holds the network and all else that is learned or kept, so that its `state_dict` is all
-there is to save. It gives the loss of a batch, and scores on pictures that were held out:
+A task is an `nn.Module` that holds the network and all other state, so that its `state_dict` is all there is to save.
+It computes the loss of a batch, and scores on held-out images:
 
     >>> task = Rotations(net, store, network, Options())
     >>> task.begin(epoch=0)
@@ -26,23 +26,23 @@ from classlens.selfsup.scores import chance_purity, mutual_information, purity
 from classlens.selfsup.sinkhorn import self_labels
 from classlens.selfsup.views import centre, crops, other_colours, quarter_turns
 
-_AT_ONCE = 64  # pictures of a forward that is not trained with
-_MEASURED = 2000  # held-out pictures that scores of an epoch are measured on
+_AT_ONCE = 64  # images per batch without training
+_MEASURED = 2000  # held-out images for the scores of an epoch
 
 
 @dataclass(frozen=True)
 class Options:
-    """Numbers of the recipes; the defaults are those of the papers where a small network can have them."""
+    """Hyperparameters of the recipes; the defaults are those of the papers where they suit a small network."""
 
     clusters: int = 10
-    neighbours: int = 20  # SCAN: of each picture
-    entropy: float = 5.0  # SCAN: weight of the entropy, which spreads pictures over all clusters
+    neighbours: int = 20  # SCAN: of each image
+    entropy: float = 5.0  # SCAN: weight of the entropy, which spreads images over all clusters
     temperature: float = 0.5  # of the contrast
-    projection: int = 64  # SCAN's pretext: where views are compared
+    projection: int = 64  # SCAN's pretext task: dimensions in which views are compared
 
 
 class Task(nn.Module):
-    """What the tasks share: the pictures, and forwards over them. The net is all that is left after training."""
+    """What the tasks share: the images, and forward passes over them. After training, only the net is kept."""
 
     def __init__(self, net: TwoParts, store: Store, network: SmallNetwork, options: Options) -> None:
         super().__init__()
@@ -52,38 +52,38 @@ class Task(nn.Module):
         self.options = options
 
     def prepare(self) -> None:
-        """Before the first epoch; not again when a stopped training goes on."""
+        """Called before the first epoch; not again when a training is resumed."""
 
     def begin(self, epoch: int) -> None:
-        """Before each epoch."""
+        """Called before each epoch."""
 
     def loss(self, positions: Sequence[int], generator: Generator) -> Tensor:
-        """Of the training pictures at these positions."""
+        """The loss of the training images at these positions."""
         raise NotImplementedError
 
     def scores(self) -> dict[str, float]:
-        """On held-out pictures, in eval mode."""
+        """The scores on held-out images, in eval mode."""
         raise NotImplementedError
 
     def crops(self, positions: Sequence[int], scale: tuple[float, float], generator: Generator) -> Tensor:
-        """Random crops of training pictures in [0,1]."""
+        """Random crops of training images, in [0,1]."""
         return crops(self._pixels(self.store.train, positions), self.network.side, scale, generator)
 
     def normalise(self, images: Tensor) -> Tensor:
         return self.network.preprocess.normalise(images)
 
     def views(self, positions: Sequence[int], generator: Generator) -> Tensor:
-        """Network input: crops of any part of a picture in other colours, as instances are told apart by."""
+        """Network input: random crops with colour augmentation, for instance discrimination."""
         return self.normalise(other_colours(self.crops(positions, (0.45, 1.0), generator), generator))
 
     def whole(self, part: Part, count: int | None = None) -> Iterator[Tensor]:
-        """The (first `count`) pictures of a part as the network sees them in use, in batches."""
+        """The (first `count`) images of a part without augmentation, in batches."""
         for start in range(0, min(len(part), count or len(part)), _AT_ONCE):
             stop = min(start + _AT_ONCE, count or len(part), len(part))
             yield self.normalise(centre(self._pixels(part, range(start, stop)), self.network.side))
 
     def outputs(self, make: Callable[[Tensor], Tensor], part: Part, count: int | None = None) -> Tensor:
-        """What the net's head, or its body, makes of all pictures of a part (on the CPU), in eval mode."""
+        """The outputs of the head, or of the body, for all images of a part (on the CPU), in eval mode."""
         was = self.training
         self.eval()
         with torch.no_grad():
@@ -92,7 +92,7 @@ class Task(nn.Module):
         return found
 
     def cluster_scores(self) -> dict[str, float]:
-        """How the held-out pictures' clusters fit their labels, if they have some, and how many are in use."""
+        """How well the clusters of the held-out images fit their labels, if any, and how many clusters are used."""
         val = self.store.val
         count = min(len(val), _MEASURED)
         clusters = self.outputs(self.net, val, count).argmax(1).numpy()
@@ -115,7 +115,7 @@ class Task(nn.Module):
 
 
 class Rotations(Task):
-    """RotNet: which of four ways a picture was turned (Gidaris et al., 2018)."""
+    """RotNet: predict which of four angles an image was rotated by (Gidaris et al., 2018)."""
 
     def loss(self, positions: Sequence[int], generator: Generator) -> Tensor:
         images, turns = quarter_turns(self.normalise(self.crops(positions, (0.7, 1.0), generator)))
@@ -133,7 +133,7 @@ class Rotations(Task):
 
 
 class SelfLabels(Task):
-    """SeLa: learn the labels that Sinkhorn-Knopp gives to the network's own answers, made again before each epoch."""
+    """SeLa: learn the labels that Sinkhorn-Knopp assigns from the network's outputs before each epoch."""
 
     def __init__(self, net: TwoParts, store: Store, network: SmallNetwork, options: Options) -> None:
         super().__init__(net, store, network, options)
@@ -155,7 +155,7 @@ class SelfLabels(Task):
 
 
 class Contrast(Task):
-    """SCAN's first step: two views of a picture lie closer than views of others (SimCLR; Chen et al., 2020)."""
+    """SCAN's first step: two views of an image are closer than views of other images (SimCLR; Chen et al., 2020)."""
 
     def __init__(self, net: TwoParts, store: Store, network: SmallNetwork, options: Options) -> None:
         super().__init__(net, store, network, options)
@@ -167,7 +167,7 @@ class Contrast(Task):
         return contrast_loss(self.project(self.net.features(views)), self.options.temperature)
 
     def scores(self) -> dict[str, float]:
-        """Whether the nearest training pictures of a held-out one have its label."""
+        """Whether the nearest training images of a held-out image have its label."""
         train, val = self.store.train, self.store.val
         if not (train.labelled and val.labelled):
             return {}
@@ -181,7 +181,7 @@ class Contrast(Task):
 
 
 class Clusters(Task):
-    """SCAN's second step: a picture and its neighbours belong to one cluster (Van Gansbeke et al., 2020)."""
+    """SCAN's second step: an image and its neighbours belong to one cluster (Van Gansbeke et al., 2020)."""
 
     def __init__(self, net: TwoParts, store: Store, network: SmallNetwork, options: Options) -> None:
         super().__init__(net, store, network, options)
@@ -206,7 +206,7 @@ class Clusters(Task):
 
 
 def contrast_loss(projections: Tensor, temperature: float) -> Tensor:
-    """NT-Xent over 2B projections, of which i and B+i are two views of one picture."""
+    """NT-Xent over 2B projections, where i and B+i are two views of one image."""
     z = F.normalize(projections)
     similarity = z @ z.T / temperature
     similarity = similarity.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), float("-inf"))
@@ -215,7 +215,7 @@ def contrast_loss(projections: Tensor, temperature: float) -> Tensor:
 
 
 def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
-    """-mean log <p, q> - entropy * H(mean p), p and q being the probabilities of pictures and of their neighbours."""
+    """-mean log <p, q> - entropy * H(mean p), with the probabilities p of images and q of their neighbours."""
     p, q = anchors.softmax(1), neighbours.softmax(1)
     agreement = (p * q).sum(1).clamp(min=1e-8).log().mean()
     mean = p.mean(0).clamp(min=1e-8)

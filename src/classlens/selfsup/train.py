@@ -1,4 +1,4 @@
-"""Train a small network without labels, and leave it as a folder that `load` reads.
+"""Trains a small network without labels and writes it to a folder that `load` reads.
 
 >>> trained = train_selfsup(Choices("rotnet", data=("data/voc",)), "runs/rotnet")
 >>> trained.history[-1].scores["rotation_accuracy"]
@@ -6,8 +6,8 @@
 >>> classlens.load("runs/rotnet").labels
 ('upright', 'turned left', 'upside down', 'turned right')
 
-Order, views and draws of an epoch depend on the seed and the epoch alone, and everything else that an epoch needs is in
-one file that is replaced whole after each: a run that was killed ends with the same weights as one that was not.
+Order, views and random numbers of an epoch depend only on seed and epoch. All other state is in one file, replaced
+atomically after each epoch. So a killed and resumed run ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from classlens.training.loop import SCHEDULES, STATE, Machine, Recipe, TrainingE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_REDRAW = 20.0  # seconds between drawings of the curves while it trains
+_REDRAW = 20.0  # seconds between updates of the curves during training
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one epoch gave."""
+    """The metrics of one epoch."""
 
     epoch: int  # of all phases
     phase: str
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out."""
+    """The result of a training."""
 
     folder: Path
     history: tuple[Row, ...]
@@ -71,16 +71,16 @@ def train_selfsup(
     out: str | os.PathLike[str],
     progress: Progress = silent,
 ) -> Trained:
-    """Train, or go on with a training that was stopped; the same choices must be given.
+    """Train, or resume a stopped training with the same settings.
 
-    The folder holds card.json and model.safetensors (the last whole epoch), metrics.csv, metrics.png, state.pt and the
-    pictures as the training reads them.
+    The folder holds card.json and model.safetensors (the last complete epoch), metrics.csv, metrics.png, state.pt and
+    the cached images.
     """
     recipe = chosen(choices)
     network = NETWORKS[recipe.network]
     folder = Path(out)
     if (folder / CARD).exists() and not (folder / STATE).exists():
-        raise TrainingError(f"{folder} holds a model that was not trained here: give another --out")
+        raise TrainingError(f"{folder} holds a model from elsewhere: choose another --out")
     found = find_pictures(choices.data, choices.seed, choices.limit)
     identity = _identity(choices, recipe, found.name, found.hash)
     saved = _read_state(folder / STATE, identity, choices.device)
@@ -103,25 +103,25 @@ def train_selfsup(
     options = Options(clusters=net.head.out_features)
     run = _Run(folder / STATE, identity, saved, history, on_epoch, progress)
     for number, phase in enumerate(recipe.phases):
-        if number >= saved.get("phase", 0):  # the outcome of an earlier one is in the state of the later one
+        if number >= saved.get("phase", 0):  # the result of an earlier phase is in the state of the later one
             _fit(_make(phase, net, store, network, options, choices), phase, number, choices.seed, run)
     return Trained(folder, tuple(history), store.skipped)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What the phases of a training share."""
+    """The state that the phases of a training share."""
 
     file: Path  # of the state
     identity: Mapping[str, Any]
-    saved: Mapping[str, Any]  # the state it goes on from; empty at the beginning
+    saved: Mapping[str, Any]  # the state to resume from; empty at the beginning
     history: list[Row]  # grows
     on_epoch: Callable[[list[Row]], None]
     progress: Progress
 
 
 class _Pause:
-    """Says that something is due again when some seconds have passed."""
+    """A timer: something is due again after some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, time.monotonic()
@@ -140,7 +140,7 @@ def _make(phase: Phase, net: TwoParts, store: Store, network: SmallNetwork, opti
 
 
 def _fit(task: Task, phase: Phase, number: int, seed: int, run: _Run) -> None:
-    """Train one phase, from where it was."""
+    """Train one phase, resuming if possible."""
     machine = Machine.of(task, Recipe(phase.epochs, phase.batch_size, phase.learning_rate, phase.weight_decay))
     saved = run.saved if run.saved.get("phase") == number else {}
     if saved:
@@ -172,11 +172,11 @@ def _epoch(
     rate: float,
     say: Callable[[int, int], None],
 ) -> float:
-    """One pass over the pictures; gives the mean loss."""
+    """One pass over the images; returns the mean loss."""
     seed = int(np.random.SeedSequence(draw).generate_state(1)[0])
     task.begin(draw[-1])
     task.train()
-    # A last batch that is not full is left out: contrast and entropy mean something else in a small one.
+    # An incomplete last batch is dropped: contrast and entropy depend on the batch size.
     count = len(task.store.train)
     batches = pieces(order(count, seed, 0)[: count - count % phase.batch_size], phase.batch_size)
     total = 0.0
@@ -184,7 +184,7 @@ def _epoch(
         generator = Generator().manual_seed(int(np.random.SeedSequence([*draw, step]).generate_state(1)[0]))
         loss = task.loss(positions, generator)
         if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {float(loss.detach())}; give a smaller --learning-rate")
+            raise TrainingError(f"the loss is {float(loss.detach())}; use a smaller --learning-rate")
         machine.step(loss, rate)
         total += float(loss.detach())
         say(step + 1, len(batches))
@@ -192,7 +192,7 @@ def _epoch(
 
 
 def _so_far(history: Sequence[Row]) -> str:
-    """What the last epoch reached, for the progress bar."""
+    """The scores of the last epoch, for the progress bar."""
     if not history:
         return ""
     shown = {name: value for name, value in history[-1].scores.items() if "accuracy" in name or name == "purity"}
@@ -234,7 +234,7 @@ def _read_state(path: Path, identity: Mapping[str, Any], device: str) -> dict[st
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         old = state["identity"]
     except Exception as error:  # whatever a foreign or broken file gives
-        raise TrainingError(f"{path} is no state of a training: give another --out, or remove it") from error
+        raise TrainingError(f"{path} is not a training state: choose another --out, or remove it") from error
     check_identity(old, identity, path.parent)
     return state
 

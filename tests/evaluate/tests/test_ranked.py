@@ -262,7 +262,7 @@ def test_pictures_of_something_else_are_left_out(masked: Path, tmp_path: Path) -
     out = tmp_path / "out"
     report = run(settings(masked, model="world:make_nothing"), out)
     assert not len(Store(out).read("ranked"))
-    assert "No picture of masked has one of the superclass as its likeliest class" in report.notes[-1]
+    assert "In no image of masked is the most likely class one of the superclass" in report.notes[-1]
 
 
 def test_what_it_cannot_do_is_refused_in_one_line(labelled: Path, masked: Path, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_in_all_it_is_left_out_with_the_reason(masked: Path, tmp_path: Path) -> 
     both = settings(masked, tests=("segmentation", "ranked"), everything=True, model="world:make", limit=2)
     report = run(both, tmp_path)
     assert [table.config.test for table in report.tables] == ["segmentation"]
-    assert any(note.startswith("ranked was left out: ranking needs a model with") for note in report.notes)
+    assert any(note.startswith("ranked was skipped: ranking needs a model with") for note in report.notes)
 
 
 def draw_voc(root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The evaluations, one module each. A module that calls `register(Test(...))` is found by being here."""
+"""The evaluations, one module each. Every module in this package that calls `register(Test(...))` is found."""
 
 import pkgutil
 from importlib import import_module

@@ -1,9 +1,9 @@
-"""Perturbation: take pixels away in the order a map ranks them, and see how long the network still recognises.
+"""Perturbation: remove pixels in the order of a map, and measure how long the network still recognises the class.
 
-*Negative*: the least relevant pixels go first; a good map keeps the accuracy high. *Positive*: the most relevant go
-first; a good map makes it fall at once. The score is the area under the curve over 0..90 % removed.
+*Negative*: the least relevant pixels go first; with a good map the accuracy stays high. *Positive*: the most relevant
+pixels go first; with a good map it falls at once. The score is the area under the curve over 0..90 % removed.
 
-    >>> auc([1, 1, 1, 1, 1, 1, 1, 1, 1, 1])     # nothing was ever lost: the most there is
+    >>> auc([1, 1, 1, 1, 1, 1, 1, 1, 1, 1])     # the maximum: always recognised
     90.0
 """
 
@@ -43,22 +43,22 @@ Forward = Callable[[Tensor], Tensor]  # (n,3,H,W) -> (n,classes), without gradie
 
 
 def auc(curve: Sequence[float] | NDArray[np.float64]) -> float:
-    """Trapezoid over 0, 0.1, ..., 0.9 of an accuracy whose first value is the clean one, times 100."""
+    """Area by the trapezoid rule over 0, 0.1, ..., 0.9, times 100; the first value is the clean accuracy."""
     return float(areas(np.asarray(curve, float)))
 
 
 def areas(curves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same for many curves (..., 10) at once. The mean of the areas is the area of the mean."""
+    """The areas of many curves (..., 10) at once. The mean of the areas is the area of the mean."""
     widths = np.diff(np.array((0.0, *FRACTIONS)))
     result: NDArray[np.float64] = 100 * ((curves[..., 1:] + curves[..., :-1]) / 2 * widths).sum(-1)
     return result
 
 
 def ranks(maps: Tensor, seed: int = 0) -> Tensor:
-    """(B,H,W) -> the place of every pixel in its map's ascending order, 0..HW-1.
+    """(B,H,W) -> the rank of every pixel in the ascending order of its map, 0..HW-1.
 
-    Equal values (Grad-CAM is zero on half the picture) are put in one random order for every method: the order of
-    memory would take the top rows first, which favours whoever thinks that objects stand below.
+    Ties (Grad-CAM is zero on half of an image) are broken in the same random order for every method. Memory order would
+    remove the top rows first, which favours objects at the bottom.
     """
     flat = maps.detach().flatten(1).cpu().numpy()
     shuffled = _permutation(flat.shape[1], seed)
@@ -69,7 +69,7 @@ def ranks(maps: Tensor, seed: int = 0) -> Tensor:
 
 
 def replacement(images: Tensor, kind: str, preprocess: Preprocess) -> Tensor:
-    """What removed pixels become, as network input: `black` (the paper), the `blur`red picture, its `mean` colour."""
+    """The fill for removed pixels, as network input: `black` (the paper), the `blur`red image, its `mean` colour."""
     if kind == "black":
         return preprocess.normalise(torch.zeros_like(images[:, :, :1, :1])).expand_as(images)
     if kind == "mean":
@@ -80,7 +80,7 @@ def replacement(images: Tensor, kind: str, preprocess: Preprocess) -> Tensor:
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """A Gaussian blur with mirrored borders. Stored rows depend on the rounding of its kernel: it stays as it is."""
+    """A Gaussian blur with mirrored borders. Stored rows depend on the rounding of its kernel: do not change it."""
     reach = min(int(3 * sigma) + 1, *(side - 1 for side in images.shape[2:]))
     x = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     kernel = torch.exp(-0.5 * (x / sigma) ** 2)
@@ -89,7 +89,7 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Curves:
-    """What the network said at each step; the first axis is the direction, the second the fraction."""
+    """The network's predictions at each step; the first axis is the direction, the second the fraction."""
 
     predicted: Tensor  # (2,9,B) class
     probability: Tensor  # (2,9,B) of the explained class
@@ -105,9 +105,9 @@ def measure(
     seed: int = 0,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Curves:
-    """Run all steps of a batch: images (B,3,H,W) as the network takes them, maps (B,H,W), fill as images.
+    """Run all steps of a batch: network inputs (B,3,H,W), maps (B,H,W), and the fill with the shape of the images.
 
-    Every step starts from the unperturbed image; `at_once` is how many go through the network together.
+    Every step starts from the unperturbed image; `at_once` is the batch size.
     """
     order = ranks(maps, seed).to(images.device)
     found = [
@@ -122,7 +122,7 @@ def measure(
 def _perturbed(
     images: Tensor, order: Tensor, fill: Tensor, fractions: Sequence[float], at_once: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The perturbed images, direction by direction, fraction by fraction, in blocks; with each one's row."""
+    """The perturbed images in batches, by direction and fraction; each with the row of its image."""
     pixels = order[0].numel()
     counts = torch.tensor([int(pixels * fraction) for fraction in fractions], device=images.device)
     kinds = torch.arange(len(DIRECTIONS) * len(fractions) * len(images), device=images.device)
@@ -149,20 +149,20 @@ def _permutation(count: int, seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is removed, and whose evidence is shown."""
+    """The fill for removed pixels, and the class to explain."""
 
     explain: str = option(
         "predicted", "explain the `predicted` or the `target` class", choices=("predicted", "target"),
         needs="classes", adds=(("target", "labels"),),
     )  # fmt: skip
-    fill: tuple[str, ...] = option(("black",), "removed pixels are black, blur, mean", choices=FILLS, each="fill")
+    fill: tuple[str, ...] = option(("black",), "fill for removed pixels: black, blur, mean", choices=FILLS, each="fill")
     memory_limit: float | None = option(
-        None, "memory of one forward of perturbed pictures", metavar="GB", least=0.01, decides=False
+        None, "memory limit for one forward pass of perturbed images", metavar="GB", least=0.01, decides=False
     )
 
 
 def _followed(config: Config) -> str:
-    """The class whose probability is followed."""
+    """The class whose probability is measured."""
     return "label" if config["explain"] == "target" else "predicted"
 
 
@@ -174,7 +174,7 @@ def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
 
 
 def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
-    """Whichever class an explainer has explained, what counts is the predicted (or the labelled) one."""
+    """The score is for the predicted (or the labelled) class, whichever class the explainer explained."""
     name = _followed(config)
     images = scene.network.placed(scene.images)
     followed = scene.asked.targets[:, scene.asked.columns[name]]
@@ -200,7 +200,7 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 
 
 def recognised(rows: pa.Table, direction: str, against: str) -> NDArray[np.float64]:
-    """(n,10): whether each picture was still recognised, clean first; NaN without a label."""
+    """(n,10): whether each image was still recognised, clean first; NaN without a label."""
     predicted = floats(rows, "predicted")
     truth = floats(rows, "label") if against == "accuracy" else predicted
     hits = np.concatenate([predicted[:, None], lists(rows, f"{direction}_predicted")], 1) == truth[:, None]
@@ -246,8 +246,10 @@ def _notes(subject: Subject, items: Sequence[Item], config: Config) -> list[str]
     if "classes" not in subject.offers or any(subject.label(item) is not None for item in items):
         return []
     if config["explain"] == "target":
-        raise DataError(f"--explain target needs labels that the model knows, and {subject.dataset.name} has none")
-    return [f"{subject.dataset.name} has no labels that the model knows: there is agreement, but no accuracy."]
+        raise DataError(
+            f"--explain target needs labels that are classes of the model, and {subject.dataset.name} has none"
+        )
+    return [f"{subject.dataset.name} has no labels that are classes of the model, so accuracy is not measured."]
 
 
 _STEPS = {
@@ -259,14 +261,14 @@ _STEPS = {
 register(
     Test(
         name="perturbation",
-        question="does the network go on recognising when what the map says is irrelevant is taken away?",
+        question="does the network still recognise the class without the pixels that the map marks as irrelevant?",
         columns={"label": "int32", "predicted": "int32", "explained": "int32", "clean_probability": "float64"} | _STEPS,
         metrics=lambda config: METRICS,
         title=lambda config: f"Perturbation ({config['fill']}, {config['explain']} class explained)",
         remark=lambda config: (
-            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, more "
-            "is better; positive: most relevant first, less is better. Accuracy is against the label, agreement with "
-            "the unperturbed prediction."
+            "Area under the curve over 0..90 % of the pixels removed, at most 90. Negative: least relevant first, "
+            "higher is better; positive: most relevant first, lower is better. Accuracy compares with the label, "
+            "agreement with the unperturbed prediction."
         ),
         options=Options,
         needs=frozenset({"head"}),
@@ -276,7 +278,7 @@ register(
         notes=_notes,
         panels=_panels,
         picture_score=_order_matters,
-        picture_score_name="by how much the class's probability depends on the order in which pixels are removed",
+        picture_score_name="how much the probability of the class depends on the order in which pixels are removed",
         place=10,
     )
 )

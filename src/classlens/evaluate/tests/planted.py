@@ -1,9 +1,9 @@
-"""Planted: does the map lie on the one thing that differs? A disc out of another picture, planted into a picture.
+"""Planted: does the map lie on a known difference? A disc from another image is pasted into each image.
 
 >>> planted, mask = plant(image, other, random)         # (3,H,W), and (H,W) with 1 where the disc is
 
-The picture as it was is the nearest neighbour that could be, and the disc is all that sets the two apart. So here, and
-only here, there is a truth about what a map of the difference has to show.
+The neighbour is the original image, and the disc is the only difference between the two. So there is a ground truth for
+the map of the difference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from classlens.evaluate.registry import Config, NoOptions, Read, Seen, Subject, 
 from classlens.evaluate.tests import segmentation
 from classlens.files import draw_key
 
-RADIUS = 0.2  # of the shorter side: an eighth of a square picture
+RADIUS = 0.2  # of the shorter side: an eighth of a square image
 
 
 def plant(image: Tensor, other: Tensor, random: np.random.Generator) -> tuple[Tensor, Mask]:
-    """`image` with a disc of `other` at the same place, wherever the whole disc fits, and where it is."""
+    """`image` with a disc from the same position of `other`, at a random position inside the image, and its mask."""
     height, width = image.shape[-2:]
     radius = RADIUS * min(height, width)
     y, x = (random.uniform(radius, side - radius) for side in (height, width))
@@ -39,7 +39,7 @@ def plant(image: Tensor, other: Tensor, random: np.random.Generator) -> tuple[Te
 
 
 def place(seed: int, name: str) -> np.random.Generator:
-    """What decides where the disc of a picture lies: the seed and the picture's name alone."""
+    """The random generator for the position of a disc; it depends only on the seed and the name of the image."""
     return np.random.default_rng(list(draw_key(seed, name)))
 
 
@@ -56,23 +56,23 @@ def _compose(subject: Subject, unit: Unit, config: Config, read: Read) -> Seen:
 
 def _notes(subject: Subject, items: Sequence[Item], config: Config) -> list[str]:
     if len(subject.dataset.items) < 2:
-        raise DataError(f"{subject.dataset.name} has one picture; planting takes a disc out of another")
+        raise DataError(f"{subject.dataset.name} has only one image; planting needs a disc from another one")
     return []
 
 
 def _variants(options: NoOptions, subject: Subject) -> list[Values]:
-    return [{"reading": segmentation.OBJECT, "planted": True}]
+    return [{segmentation.TASK: segmentation.OBJECT, "planted": True}]
 
 
 register(
     replace(
-        segmentation.TEST,  # a disc is a mask like others
+        segmentation.TEST,  # a disc is an ordinary mask
         name="planted",
-        question="does the map lie on a disc of another picture, the one thing that differs from the neighbour?",
-        title=lambda config: "What was planted",
+        question="does the map lie on a disc from another image, the only difference from the neighbour?",
+        title=lambda config: "Planted disc",
         remark=lambda config: (
-            "A disc of another picture is planted into each; its neighbour is the picture as it was. The map against "
-            "the disc, in per cent; a map that knows nothing has an AP of about 12.6 on square pictures, the disc's "
+            "A disc from another image is pasted into each image; the neighbour is the original image. The map is "
+            "compared with the disc, in per cent; the chance AP is about 12.6 on square images, the disc's "
             "share."
         ),
         rows_as=segmentation.TEST.name,

@@ -1,8 +1,8 @@
-"""Pointing: does the map of a class lie where the class is? A grid of pictures of different classes tells.
+"""Pointing: in a grid of images of different classes, the map of a class should lie on its own image.
 
-Pictures that the network classifies confidently are put side by side (2x1), in a square (2x2) or 3x3. Each cell's
-class is explained in the whole grid. Two scores: the share of the positive relevance that lies in the right cell,
-and whether the maximum does. A map that knows nothing of the class gets 1 / cells.
+Images that the network classifies confidently form a grid of 2x1, 2x2 or 3x3. The class of each cell is explained in
+the whole grid. The scores are the share of the positive relevance in the right cell, and whether the maximum lies
+there. Chance is 1 / cells.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = ("2x1", "2x2", "3x3")  # columns x rows
 
 @dataclass(frozen=True)
 class Cell:
-    """One picture of a grid, by its name in the data set, and the class the network gives it."""
+    """One image of a grid, by its name in the data set, and its predicted class."""
 
     image: str
     target: int
@@ -57,9 +57,9 @@ def cells(shape: str) -> tuple[int, int]:
 
 
 def plan(confident: Iterable[Cell], shape: str) -> list[Grid]:
-    """Grids from pictures in their order: each goes into the first open grid that lacks its class, and is used once.
+    """Grids from images in order: each image goes into the first open grid that lacks its class, and is used once.
 
-    Pictures that come later never change the grids that are full, so a longer list only adds some.
+    Later images never change full grids, so a longer list only adds grids.
     """
     rows, columns = cells(shape)
     full: list[Grid] = []
@@ -77,7 +77,7 @@ def plan(confident: Iterable[Cell], shape: str) -> list[Grid]:
 
 
 def compose(pictures: Sequence[Tensor], shape: str, size: tuple[int, int]) -> Tensor:
-    """Pictures (3,h,w) -> one (3,H,W). Each is scaled to cover its cell and cut to it, the middle kept."""
+    """Images (3,h,w) -> one (3,H,W). Each is scaled to cover its cell and cropped at the centre."""
     rows, columns = cells(shape)
     vertical, horizontal = edges(size[0], rows), edges(size[1], columns)
     canvas = pictures[0].new_empty(3, *size)
@@ -90,15 +90,15 @@ def compose(pictures: Sequence[Tensor], shape: str, size: tuple[int, int]) -> Te
 
 
 def edges(length: int, parts: int) -> list[int]:
-    """Where the cells begin and end: 224 in 3 parts -> [0, 75, 149, 224]."""
+    """The edges of the cells: 224 in 3 parts -> [0, 75, 149, 224]."""
     return [round(i * length / parts) for i in range(parts + 1)]
 
 
 def scores(maps: Tensor, shape: str) -> tuple[Tensor, Tensor]:
-    """Maps (cells,H,W), the k-th of the class in cell k -> share of positive relevance there, and hit; each (cells,).
+    """Maps (cells,H,W), the k-th for the class in cell k -> share of positive relevance there, and hit; each (cells,).
 
-    Of several equal maxima the share that lies in the cell counts, so a constant map hits by chance and not by
-    where memory begins. A map without anything positive points nowhere: 0.
+    If several pixels have the maximum, the hit is the fraction of them in the cell, so a constant map scores chance. A
+    map without positive values scores 0.
     """
     rows, columns = cells(shape)
     vertical, horizontal = edges(maps.shape[1], rows), edges(maps.shape[2], columns)
@@ -127,17 +127,19 @@ def _cover(picture: Tensor, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Options:
-    """Which grids, and of which pictures."""
+    """The shapes of the grids, and which images they use."""
 
     shapes: tuple[str, ...] = option(SHAPES, "grids, columns x rows", each="shape")
-    cells: str = option("fit", "`fit` the grid into one input, or `full` cells of that size", choices=("fit", "full"))
-    confidence: float = option(0.5, "least probability of a picture's class")
-    max_grids: int = option(500, "grids of each shape at most", least=1, decides=False)
+    cells: str = option(
+        "fit", "`fit` the grid into one input, or use `full` cells of that size", choices=("fit", "full")
+    )
+    confidence: float = option(0.5, "minimum probability of the class of an image")
+    max_grids: int = option(500, "maximum number of grids per shape", least=1, decides=False)
 
     def __post_init__(self) -> None:
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]x[1-9]", shape) or shape == "1x1":
-                raise SettingsError(f"a grid is written columns x rows, as 2x1 or 3x3, not {shape!r}")
+                raise SettingsError(f"a grid must be written as columns x rows, such as 2x1 or 3x3, not {shape!r}")
 
 
 def _chance(config: Config) -> float:
@@ -148,7 +150,7 @@ def _chance(config: Config) -> float:
 def _units(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
-    """The grids of one shape, from the pictures whose prediction is confident and, where that is known, right."""
+    """The grids of one shape, from images whose prediction is confident and, if they have a label, correct."""
     confident = []
     for item in items:
         said = predictions.get(item.name, Prediction(None, 0, 0.0))
@@ -174,7 +176,7 @@ def _compose(subject: Subject, unit: Unit, config: Config, read: Read) -> Seen:
     try:
         pictures = [read(item).image for item in unit.items]
     except ImageError:
-        raise ImageError("a picture of its grid cannot be read") from None
+        raise ImageError("an image of its grid cannot be read") from None
     rows, columns = cells(config["shape"])
     height, width = pictures[0].shape[1:]
     size = (height, width) if config["cells"] == "fit" else (rows * height, columns * width)
@@ -182,7 +184,7 @@ def _compose(subject: Subject, unit: Unit, config: Config, read: Read) -> Seen:
 
 
 def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
-    """Each cell's class is explained in the whole grid."""
+    """The class of each cell is explained in the whole grid."""
     return {"cells": [list(unit.classes) for unit in scene.units]}
 
 
@@ -200,7 +202,7 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 register(
     Test(
         name="pointing",
-        question="does the map of a class lie where that class is, in a grid of pictures?",
+        question="in a grid of images, does the map of a class lie on the image of that class?",
         columns={"grid": "string", "cell": "int32", "explained": "int32", "share": "float64", "hit": "float64"},
         metrics=lambda config: (
             Metric("share in the right cell", +1, lambda rows: mean(floats(rows, "share"))),
@@ -215,7 +217,7 @@ register(
         classes=_classes,
         score=_score,
         nothing=lambda config, data: (
-            f"There are too few confidently classified pictures of different classes in {data} for a grid of "
+            f"There are too few confidently classified images of different classes in {data} for a grid of "
             f"{config['shape']}; lower --confidence or raise --limit."
         ),
         panels=lambda table, rows: [comparison(table, chance=_chance(table.config))],

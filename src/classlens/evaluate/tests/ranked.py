@@ -40,7 +40,7 @@ from classlens.evaluate.registry import Classes, Config, Prediction, Subject, Te
 from classlens.evaluate.scene import Explained, Scene
 from classlens.evaluate.stats import Floats
 from classlens.evaluate.tests.perturbation import ranks, replacement
-from classlens.evaluate.tests.segmentation import Map, average_precision, foreground_scores, predicted_classes
+from classlens.evaluate.tests.segmentation import TASK, Map, average_precision, foreground_scores, predicted_classes
 from classlens.models.network import images_per_forward
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 RANKS = 3
 BLURRED = 0.15  # of the pixels
-BAND = 1 / 28  # of the shorter side, on each side of the outline: 8 pixels of 224
+BAND = 1 / 28  # of the shorter side, on both sides of the outline: 8 pixels of 224
 ACROSS = 4  # bands: how wide an unlabelled border may be
 
 _DOGS, _CATS = ("n02085620", "n02113978"), ("n02123045", "n02124075")
@@ -67,7 +67,7 @@ SUPERCLASSES = {  # name -> first and last WordNet id of each run of ImageNet's 
 
 @cache
 def members(superclass: str, labels: tuple[str, ...] | None, classes: int) -> tuple[int, ...]:
-    """The outputs of a network that are classes of a superclass: by WordNet id, or by the names of its labels."""
+    """The outputs of a network that belong to a superclass: by WordNet id, or by the names of its labels."""
     runs = SUPERCLASSES[superclass]
     wanted = [wnid for wnid in imagenet_wnids() if any(first <= wnid <= last for first, last in runs)]
     by_id = [label_index(wnid, labels, classes) for wnid in wanted]
@@ -79,7 +79,7 @@ def members(superclass: str, labels: tuple[str, ...] | None, classes: int) -> tu
 
 
 def likeliest(logits: Tensor, among: Sequence[int], count: int = RANKS) -> list[int]:
-    """The classes with the highest logits of some: `likeliest(torch.tensor([3.0, 1.0, 2.0]), (1, 2), 1) == [2]`."""
+    """The classes with the highest logits among some: `likeliest(torch.tensor([3.0, 1.0, 2.0]), (1, 2), 1) == [2]`."""
     order = logits.detach()[list(among)].argsort(descending=True, stable=True)[:count]
     return [among[int(place)] for place in order]
 
@@ -88,15 +88,15 @@ def likeliest(logits: Tensor, among: Sequence[int], count: int = RANKS) -> list[
 
 
 def mask_of(mask: Mask, index: int) -> Mask:
-    """One class's own mask: 1 there, 0 elsewhere, also on other objects; what is not labelled stays so."""
+    """The mask of one class: 1 there, 0 elsewhere, including other objects; unlabelled pixels stay unlabelled."""
     return np.where(mask == IGNORE, IGNORE, mask == index).astype(np.uint8)
 
 
 def outline(mask: Mask, reach: int) -> NDArray[np.bool_]:
-    """The band on both sides of an object's outline: pixels of it, and of background, next to what is not theirs.
+    """The band on both sides of an object's outline: object pixels near background, and background pixels near it.
 
-    Many masks leave a border between the two unlabelled, up to a tenth of the picture wide. The band lies on both
-    sides of it. What is unlabelled farther from the other side (another object, padding) is no outline.
+    Many masks leave an unlabelled border between the two, up to a tenth of the image wide. The band lies on both
+    sides of it. Other unlabelled regions (another object, padding) are not an outline.
 
     >>> outline(np.array([[1, 1, 1, 255, 255, 0, 0, 0]], np.uint8), 1).astype(int)
     array([[0, 0, 1, 0, 0, 1, 0, 0]])
@@ -107,35 +107,35 @@ def outline(mask: Mask, reach: int) -> NDArray[np.bool_]:
 
 
 def _near(there: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
-    """Whether anything is there within `reach` rows and columns of each pixel."""
+    """Whether a pixel is set within `reach` rows and columns of each pixel."""
     side, found = 2 * reach + 1, torch.from_numpy(there)[None].float()
     found = F.max_pool2d(F.max_pool2d(found, (side, 1), 1, (reach, 0)), (1, side), 1, (0, reach))
     return np.asarray(found[0].numpy() > 0)
 
 
 def detail(evidence: Map, mask: Mask) -> float | None:
-    """AP of the raw map within the band around the mask's outline; None where there is no outline."""
+    """AP of the raw map within the band around the mask's outline; None if there is no outline."""
     band = outline(mask, max(1, round(BAND * min(mask.shape))))
     inside = mask[band] > 0
     return None if inside.all() else average_precision(evidence[band], inside)
 
 
 def correlation(one: Map, other: Map) -> float | None:
-    """Pearson's, of two maps; None if one is constant."""
+    """Pearson correlation of two maps; None if one is constant."""
     a, b = (m.astype(np.float64).ravel() - m.mean(dtype=np.float64) for m in (one, other))
     length = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / length if length else None
 
 
 def without_reddest(images: Tensor, maps: Tensor, fill: Tensor, seed: int = 0) -> Tensor:
-    """Images (n,3,H,W) whose pixels with the highest values in their maps (n,H,W) are those of `fill`."""
+    """Images (n,3,H,W) in which the pixels with the highest values of the maps (n,H,W) are replaced by `fill`."""
     pixels = maps[0].numel()
     gone = ranks(maps, seed) >= pixels - int(BLURRED * pixels)
     return torch.where(gone[:, None].to(images.device), fill, images)
 
 
 def own_changes(changes: Tensor) -> list[float | None]:
-    """(K maps, K classes) -> for each class its change by its own map, less the mean of those by the others'.
+    """(K maps, K classes) -> for each class the change by its own map minus the mean change by the other maps.
 
     >>> own_changes(torch.tensor([[-3.0, 0.0], [-1.0, -2.0]]))
     [-2.0, -2.0]
@@ -150,7 +150,7 @@ def own_changes(changes: Tensor) -> list[float | None]:
 # ---------------------------------------------------------------------------------------------------------- the test
 
 _ASKED = "ranked classes"
-_BY_RANK, _BY_CLASS = "ranks", "classes"  # the two readings
+_BY_RANK, _BY_CLASS = "ranks", "classes"  # the two tasks
 
 
 @dataclass(frozen=True)
@@ -178,21 +178,23 @@ class Options:
     """Whose ranks."""
 
     superclass: str = option(
-        "pets", f"whose classes are ranked: {', '.join(SUPERCLASSES)}", choices=tuple(SUPERCLASSES)
+        "pets", f"the superclass whose classes are ranked: {', '.join(SUPERCLASSES)}", choices=tuple(SUPERCLASSES)
     )
-    threshold: float = option(0.5, "probability from which a class of a multi-label network counts", needs="classes")
+    threshold: float = option(
+        0.5, "minimum probability of a predicted class, for multi-label networks", needs="classes"
+    )
 
 
 def _variants(options: Options, subject: Subject) -> list[Values]:
     if subject.outputs is not None:
-        return [{"reading": _BY_CLASS, "threshold": options.threshold}]
+        return [{TASK: _BY_CLASS, "threshold": options.threshold}]
     known = len(_members(subject, options.superclass)) if "classes" in subject.offers else RANKS
     if known < RANKS:
         raise DataError(
             f"ranking needs a model with {RANKS} classes of {options.superclass} by ImageNet's names or ids, or one "
             f"with the classes of the masks; this one has {known}: choose another --model or --superclass"
         )
-    return [{"reading": _BY_RANK, "superclass": options.superclass}]
+    return [{TASK: _BY_RANK, "superclass": options.superclass}]
 
 
 def _members(subject: Subject, superclass: str) -> tuple[int, ...]:
@@ -203,15 +205,15 @@ def _members(subject: Subject, superclass: str) -> tuple[int, ...]:
 def _units(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
-    """Pictures whose likeliest class is of the superclass; all, where each class has its own mask."""
-    among = None if config["reading"] == _BY_CLASS else set(_members(subject, config["superclass"]))
+    """Images whose most likely class is in the superclass; all images if each class has its own mask."""
+    among = None if config[TASK] == _BY_CLASS else set(_members(subject, config["superclass"]))
     said = {name: prediction.predicted for name, prediction in predictions.items()}
     return [Unit(i.name, (i,), (i.name,)) for i in items if among is None or said.get(i.name) in among]
 
 
 def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
-    """The likeliest of the superclass; or those in the mask (the likeliest, where there is none)."""
-    if config["reading"] == _BY_RANK:
+    """The most likely classes of the superclass; or those in the mask (if it is empty, the most likely class)."""
+    if config[TASK] == _BY_RANK:
         among = _members(scene.subject, config["superclass"])
         return {_ASKED: [likeliest(logits, among) for logits in scene.tape.logits]}
     outputs = scene.subject.outputs or ()
@@ -221,7 +223,7 @@ def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
 
 def _mask(scene: Scene, row: int) -> Mask:
     mask = scene.seen[row].mask
-    assert mask is not None  # a picture without one could not be read
+    assert mask is not None  # an image without a mask is skipped
     return mask
 
 
@@ -231,7 +233,7 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 
 
 def _without_reddest(scene: Scene, config: Config, found: Explained) -> list[Tensor]:
-    """For each picture the logits (K,C) of it without what each of its K maps shows reddest."""
+    """For each image, the logits (K,C) without the reddest pixels of each of its K maps."""
     images, asked = scene.network.placed(scene.images), scene.asked.lists[_ASKED]
     fill = replacement(images, "blur", scene.network.preprocess)
     pairs = torch.tensor([(row, place) for row, places in enumerate(asked) for place in places.values()])
@@ -264,17 +266,17 @@ def _of_picture(scene: Scene, config: Config, found: Explained, row: int, after:
 
 
 def _masks(scene: Scene, config: Config, row: int, classes: Sequence[int]) -> list[Mask]:
-    """Each class's: the object, or where the masks have classes its own."""
+    """The mask for each class: the object, or the mask of that class if the masks have classes."""
     mask, outputs = _mask(scene, row), scene.subject.outputs
-    if config["reading"] == _BY_RANK or outputs is None:
+    if config[TASK] == _BY_RANK or outputs is None:
         return [mask] * len(classes)
     return [mask_of(mask, outputs.index(index) + 1) for index in classes]
 
 
 def _groups(scene: Scene, config: Config, row: int, classes: Sequence[int]) -> list[list[int]]:
-    """Which of the classes each number of a row is of: one rank, or all that are there and found, or missed."""
+    """The classes behind each number of a row: one rank, or all classes in the mask that are predicted, or missed."""
     outputs = scene.subject.outputs
-    if config["reading"] == _BY_RANK or outputs is None:
+    if config[TASK] == _BY_RANK or outputs is None:
         return [[place] for place in range(RANKS)]
     found = predicted_classes(scene.tape.logits[row], outputs, config["threshold"])
     there = set(classes_in(_mask(scene, row)))
@@ -291,7 +293,7 @@ def _mean(values: Sequence[float | None], places: Sequence[int]) -> float | None
 
 
 def _parts(config: Config) -> tuple[str, ...]:
-    return tuple(f"rank {k + 1}" for k in range(RANKS)) if config["reading"] == _BY_RANK else ("found", "missed")
+    return tuple(f"rank {k + 1}" for k in range(RANKS)) if config[TASK] == _BY_RANK else ("found", "missed")
 
 
 def _column(name: str, place: int) -> Callable[[pa.Table], Floats]:
@@ -299,10 +301,10 @@ def _column(name: str, place: int) -> Callable[[pa.Table], Floats]:
 
 
 def _metrics(config: Config) -> tuple[Metric, ...]:
-    """Every measure of every rank, but that of rank 1's map with itself; with classes, those of single maps."""
+    """Every measure of every rank, except the correlation of rank 1 with itself; with classes, those of single maps."""
     shown = [(name, place, part) for name in MEASURES for place, part in enumerate(_parts(config))]
     left_out = [("correlation", 0)]
-    if config["reading"] == _BY_CLASS:
+    if config[TASK] == _BY_CLASS:
         left_out += [(name, place) for name in ("own", "correlation") for place in (0, 1)]
     return tuple(
         Metric(f"{m.title}, {part}", m.better, _column(name, place), scale=m.scale)
@@ -312,7 +314,7 @@ def _metrics(config: Config) -> tuple[Metric, ...]:
 
 
 def _title(config: Config) -> str:
-    return "Classes that are there" if config["reading"] == _BY_CLASS else f"Ranked classes ({config['superclass']})"
+    return "Classes in the image" if config[TASK] == _BY_CLASS else f"Ranked classes ({config['superclass']})"
 
 
 def _remark(config: Config) -> str:
@@ -320,17 +322,17 @@ def _remark(config: Config) -> str:
         "AP (soft) and pixel accuracy against the mask, in per cent. Detail: the AP within a few pixels of the mask's "
         "outline. Change: of the class's own logit when the 15 % of the pixels with the highest values are blurred"
     )
-    if config["reading"] == _BY_CLASS:
-        return f"Maps of the classes in a mask, found with more than {config['threshold']} or missed. {what}."
+    if config[TASK] == _BY_CLASS:
+        return f"Maps of the classes in a mask: predicted with more than {config['threshold']}, or missed. {what}."
     return (
         f"Maps of the {RANKS} most likely {config['superclass']}, on images whose most likely class is one. {what}. "
         "Own: that change minus the mean change when the map of another rank selects the pixels. Correlation with the "
-        "map of rank 1: near -1 a map is its negative, near 1 the map is the same whichever class is asked."
+        "map of rank 1: near -1 a map is its negative, near 1 the map is the same for every class."
     )
 
 
 def _notes(subject: Subject, items: Sequence[Item], config: Config) -> list[str]:
-    if config["reading"] == _BY_CLASS or subject.dataset.classes is None:
+    if config[TASK] == _BY_CLASS or subject.dataset.classes is None:
         return []
     return [
         f"{subject.dataset.name} has masks of several classes that are not the model's: the maps of {_title(config)} "
@@ -339,7 +341,7 @@ def _notes(subject: Subject, items: Sequence[Item], config: Config) -> list[str]
 
 
 def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
-    """One for each measure, rank beside rank."""
+    """One panel for each measure, with the ranks side by side."""
     drawn = [
         replace(comparison(table, m.title), title=f"{m.title}: {table.data}", ylabel=m.unit) for m in MEASURES.values()
     ]
@@ -347,7 +349,7 @@ def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
 
 
 def _last_ranks(rows: pa.Table) -> NDArray[Any]:
-    """AP of the ranks after the first, or of the classes that were missed."""
+    """AP of the ranks after the first, or of the missed classes."""
     values = lists(rows, "ap")[:, 1:]
     there = ~np.isnan(values)
     means = np.divide(np.nansum(values, 1), there.sum(1), out=np.full(len(values), np.nan), where=there.any(1))
@@ -372,12 +374,12 @@ register(
         score=_score,
         notes=_notes,
         nothing=lambda config, data: (
-            f"No picture of {data} has one of the superclass as its likeliest class; raise --limit or choose another "
+            f"In no image of {data} is the most likely class one of the superclass; raise --limit or choose another "
             "--superclass."
         ),
         panels=_panels,
         picture_score=_last_ranks,
-        picture_score_name="AP of the ranks after the first (or of the classes that were missed)",
+        picture_score_name="AP of the ranks after the first (or of the missed classes)",
         place=45,
     )
 )

@@ -1,12 +1,12 @@
 """Sanity: a map must change when what it explains changes.
 
-- Parameter randomisation (Adebayo et al. 2018): the network's layers lose what they learnt, from the top downwards.
-  A method whose maps stay the same shows the picture's edges, not the network.
+- Parameter randomisation (Adebayo et al. 2018): the weights of the layers are shuffled, from the top downwards. A
+  method whose maps do not change shows the edges of the image, not the network.
 - Logit randomisation (Sixt et al. 2020): another class must give another map.
 
-Maps are compared by SSIM, by rank correlation and by their gradients' orientations (HOG). 1 is the same, 0 unlike.
-A map and its negative count as the same: LRP's maps of a class with a negative logit are those of another class turned
-round, and must not pass for specific.
+Maps are compared by SSIM, by rank correlation and by the orientation of their gradients (HOG). 1 means identical, 0
+unrelated. A map and its negative count as identical: LRP's map of a class with a negative logit is that of another
+class with the sign flipped, and must not count as class-specific.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from classlens.evaluate.tables import Table
 
-STAGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the layers randomised; 0: the topmost alone
+STAGES = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the randomised layers; 0: only the topmost
 MEASURES = ("ssim", "rank", "hog")
 _WINDOW = 7
 _BINS = 9
@@ -62,7 +62,7 @@ def similarities(a: Tensor, b: Tensor) -> Tensor:
 
 
 def unit(maps: Tensor) -> Tensor:
-    """Each map in [-1,1], zero kept, by the size of all but its largest 0.5 %: a few outliers are not the map."""
+    """Scale each map to [-1,1], keeping zero; the largest 0.5 % are clipped, so that outliers do not set the scale."""
     size = maps.flatten(1).abs()
     top = size.kthvalue(max(1, round(0.995 * size.shape[1])), dim=1).values
     top = torch.where(top > 0, top, size.amax(1)).view(-1, 1, 1)
@@ -89,7 +89,7 @@ def ssim(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's: the correlation of the pixels' ranks, equal values sharing theirs. 0 if a map is constant."""
+    """Spearman correlation: of the ranks of the pixels, with mean ranks for ties. 0 if a map is constant."""
     return _correlation(_average_ranks(a.flatten(1)), _average_ranks(b.flatten(1)))
 
 
@@ -124,16 +124,16 @@ def layers(model: nn.Module, tape: Tape) -> list[str]:
     first: dict[str, int] = {}
     for position, node in enumerate(tape.nodes):
         first.setdefault(node.module, position)
-    # A module that no recorded operation stands in (its weights are read by a parent) keeps its place by name.
+    # A module without a recorded operation (a parent uses its weights) keeps its position by name.
     last = len(tape.nodes)
     return sorted(own, key=lambda name: first.get(name, last))
 
 
 def cascade(model: nn.Module, names: Sequence[str], seed: int, stages: Sequence[float] = STAGES) -> Iterator[nn.Module]:
-    """A copy of the model with more and more layers randomised, from the top; the same object, stage by stage.
+    """A copy of the model with more and more randomised layers, from the top; the same object at each stage.
 
-    Each tensor's values are shuffled: what was learnt is gone, while their sizes stay, so that activations neither
-    vanish nor explode as they do with new weights between old normalisation statistics.
+    The values of each tensor are shuffled: this destroys what was learnt but keeps the magnitudes, so that activations
+    neither vanish nor explode, as they would with new weights and the old normalisation statistics.
     """
     network = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
@@ -163,7 +163,7 @@ def _windowed(maps: Tensor) -> Tensor:
 
 
 def _average_ranks(values: Tensor) -> Tensor:
-    """(B,N) -> ranks, the same for equal values: the mean of the places they take."""
+    """(B,N) -> ranks; equal values share their mean rank."""
     result = np.empty(values.shape)
     for row, numbers in enumerate(values.detach().cpu().numpy()):
         order = np.argsort(numbers)
@@ -185,9 +185,9 @@ def _correlation(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Options:
-    """Every stage is explained anew, so fewer pictures must do."""
+    """Each image is explained at every stage, so fewer images are used."""
 
-    sanity_images: int = option(50, "pictures at most", least=1, decides=False)
+    sanity_images: int = option(50, "use at most N images", least=1, decides=False)
 
 
 def _units(
@@ -197,7 +197,7 @@ def _units(
 
 
 def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
-    """Beside the predicted class some other one, the same in every run."""
+    """The predicted class and another class, the same in every run."""
     count = scene.network.classes
     if count < 2:
         raise ModelError("the sanity test compares two classes; the model has one")
@@ -206,7 +206,7 @@ def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
 
 
 def _score(scene: Scene, config: Config, found: Mapping[str, Explained]) -> Iterator[tuple[str, list[Values]]]:
-    """The randomised networks are made once for all methods."""
+    """The randomised networks are shared by all methods."""
     similar: dict[str, list[Tensor]] = {method: [] for method in found}
     names = layers(scene.network.module, scene.tape)
     for module in cascade(scene.network.module, names, config["seed"], config["stages"]):
@@ -217,13 +217,13 @@ def _score(scene: Scene, config: Config, found: Mapping[str, Explained]) -> Iter
 
 
 def _compared(scene: Scene, config: Config, module: nn.Module, found: Mapping[str, Explained]) -> dict[str, Tensor]:
-    """Similarity (B,3) of each method's maps with those on a randomised network; NaN where that has none."""
+    """Similarity (B,3) of each method's maps to those of a randomised network; NaN if that gives no map."""
     nothing = torch.full((len(scene.units), len(MEASURES)), torch.nan, dtype=torch.float64)
     similar = dict.fromkeys(found, nothing)
     try:
         with scene.watch("further forward"):
             tape = scene.network.record(scene.images, module)
-    except ClasslensError:  # a random network may well give NaN
+    except ClasslensError:  # a random network may give NaN
         return similar
     for method, original in found.items():
         targets = scene.asked.targets[:, scene.asked.columns["predicted"], None]
@@ -239,7 +239,7 @@ def _compared(scene: Scene, config: Config, module: nn.Module, found: Mapping[st
 
 
 def _values(found: Explained, stages: Tensor) -> list[Values]:
-    """`stages` (stages,B,3): similarity with the maps of randomised networks."""
+    """`stages` (stages,B,3): similarity to the maps of randomised networks."""
     classes = similarities(found.of("predicted"), found.of("other"))  # (B,3)
     predicted, other = found.explained("predicted"), found.explained("other")
     return [
@@ -261,7 +261,7 @@ def _other_class(measure: str) -> Callable[[pa.Table], Floats]:
 def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
     names = {"ssim": "SSIM", "rank": "rank correlation", "hog": "HOG similarity"}
     shares = [100 * stage for stage in table.config["stages"]]
-    # "nothing" and "the topmost layer alone" would both stand at 0
+    # "no layer" and "only the topmost layer" would both be at 0
     x, ticks = (-10.0, *shares), ("none", "top", *(f"{share:.0f}" for share in shares[1:]))
     found = []
     for measure in MEASURES:
@@ -275,7 +275,7 @@ def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
 
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each column, without what is missing; NaN where all is."""
+    """The mean of each column without missing values; NaN if all are missing."""
     there = ~np.isnan(values).all(0)
     means = np.full(values.shape[1], np.nan)
     means[there] = np.nanmean(values[:, there], 0)
@@ -285,7 +285,7 @@ def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 register(
     Test(
         name="sanity",
-        question="does the map change when the network, or the class, does?",
+        question="does the map change with the network's weights, and with the class?",
         columns={"explained": "int32", "other": "int32"}
         | dict.fromkeys(MEASURES, "list<float64>")
         | {f"class_{measure}": "float64" for measure in MEASURES},
@@ -296,8 +296,8 @@ register(
         ),
         title=lambda config: "Sanity",
         remark=lambda config: (
-            "Similarity of maps, less is better: with the map of a network whose weights are all shuffled, and with "
-            "the map of another class, signs aside. A method that ignores the network, or the class, is near 1."
+            "Similarity to the map of a network with all weights shuffled, and to the map of another class, ignoring "
+            "signs; lower is better. A method that ignores the network, or the class, is near 1."
         ),
         options=Options,
         needs=frozenset({"classes"}),

@@ -1,8 +1,8 @@
 """Segmentation: does a map lie on the object? Compared with masks by two protocols.
 
-- `paper`: a hard foreground. Signed maps: what is positive. Unsigned ones: what is above the map's mean. Pixel
-  accuracy, IoU, and the average precision of the *hard* map, which only restates the accuracy.
-- `soft`: average precision of the raw map. No threshold, the same for every method.
+- `paper`: a hard foreground, which is the positive part of a signed map, or the part above the mean of an unsigned map.
+  Pixel accuracy, IoU, and the average precision of the *hard* map, which only restates the accuracy.
+- `soft`: average precision of the raw map, without a threshold.
 
     >>> foreground_scores(mask.astype(float), mask, signed=True).correct == mask.size
     True
@@ -33,20 +33,20 @@ Map = NDArray[Any]  # (H,W) floating point
 
 @dataclass(frozen=True)
 class Scores:
-    """What one map, or the maps of one picture, got. Counts are pooled over the data set, precisions averaged."""
+    """The scores of one map, or of the maps of one image. Counts are pooled over the data set, precisions averaged."""
 
     correct: int  # pixels
     labelled: int  # pixels
     intersection: tuple[int, ...]  # of each class, background first
     union: tuple[int, ...]
     ap_paper: float | None
-    ap_soft: float | None  # None: the picture shows no labelled object (or nothing else)
+    ap_soft: float | None  # None: the image has no labelled object (or nothing else)
 
 
 def average_precision(score: NDArray[Any], positive: NDArray[np.bool_]) -> float | None:
     """Sum over thresholds of (recall gained) x precision; None without positives.
 
-    Every positive counts the precision at its own score, equal scores together. Two sorts do it.
+    Every positive contributes the precision at its own score; equal scores form one threshold. It takes two sorts.
     """
     hits = np.sort(score[positive])
     if not len(hits):
@@ -58,12 +58,12 @@ def average_precision(score: NDArray[Any], positive: NDArray[np.bool_]) -> float
 
 
 def hard_average_precision(accuracy: float) -> float:
-    """AP of a hard two-channel map against the one-hot mask: it knows nothing but the accuracy."""
+    """AP of a hard two-channel map against the one-hot mask; it depends only on the accuracy."""
     return accuracy**2 + (1 - accuracy) / 2
 
 
 def hard_foreground(evidence: Map, signed: bool) -> NDArray[np.bool_]:
-    """The paper's object: the positive part, or what exceeds the mean where a method has no negative values."""
+    """The paper's foreground: the positive part, or the part above the mean for a method without negative values."""
     threshold = 0.0 if signed else evidence.mean()
     return evidence > threshold
 
@@ -76,7 +76,7 @@ def foreground_scores(evidence: Map, mask: Mask, signed: bool) -> Scores:
     both = (int((~truth & ~guess).sum()), int((truth & guess).sum()))
     either = (int((~truth | ~guess).sum()), int((truth | guess).sum()))
     accuracy = hard_average_precision(correct / truth.size) if truth.size else None
-    # A picture that is all object has nothing to tell apart: any map would score 1.
+    # An image without background is uninformative: any map would score 1.
     soft = None if truth.all() else average_precision(evidence[labelled], truth)
     return Scores(correct, truth.size, both, either, accuracy, soft)
 
@@ -86,15 +86,15 @@ def label_scores(
 ) -> Scores:
     """Maps of several classes (1..classes, as in the mask) against a mask of classes: VOC's protocol.
 
-    `predicted` are the classes the network says are there; the soft score also asks for those that are there.
-    `scaled`: the maps are already brought to one size, and are taken as they are.
+    `predicted` are the predicted classes; the soft score also includes the other classes in the mask. `scaled`: the
+    maps have a common scale already and are used unchanged.
     """
     stack = np.zeros((classes + 1, *mask.shape))
     for index in predicted:
         stack[index] = maps[index] if scaled else _unit(maps[index], signed)
     score = label_softmax(stack, predicted)
     labelled = mask != IGNORE
-    truth, guess = mask[labelled], score.argmax(0)[labelled]  # equal scores: the lowest index, background first
+    truth, guess = mask[labelled], score.argmax(0)[labelled]  # ties: the lowest index, background first
     correct, both, either = _counts(truth, guess, classes + 1)
     one_hot = truth[None] == np.arange(classes + 1)[:, None]
     present = [index for index in np.unique(truth) if index > 0]
@@ -118,7 +118,7 @@ def label_map(maps: NDArray[Any], signed: bool) -> NDArray[np.int64]:
 def label_softmax(maps: NDArray[Any], predicted: set[int]) -> NDArray[np.float64]:
     """(1+classes,H,W) maps, background 0 first -> the scores that are compared: softmax of positive parts.
 
-    A class that is not predicted stands 0.1 behind, so it never wins over background.
+    A class that is not predicted starts 0.1 below, so it never wins over background.
     """
     absent = np.array([index > 0 and index not in predicted for index in range(len(maps))])
     height = np.maximum(maps, 0).astype(np.float64) - 0.1 * absent[:, None, None]
@@ -128,7 +128,7 @@ def label_softmax(maps: NDArray[Any], predicted: set[int]) -> NDArray[np.float64
 
 
 def _unit(evidence: Map, signed: bool) -> Map:
-    """Divided by its maximum; without signs, first less its mean."""
+    """Divided by its maximum; an unsigned map after subtracting its mean."""
     shifted = evidence if signed else evidence - evidence.mean()
     top = shifted.max()
     return shifted / top if top > 0 else np.zeros_like(shifted)
@@ -143,7 +143,8 @@ def _counts(truth: NDArray[Any], guess: NDArray[Any], classes: int) -> tuple[int
 
 # ---------------------------------------------------------------------------------------------------------- the test
 
-OBJECT, CLASSES = "object", "multi-label"  # the two readings
+TASK = "reading"  # the setting that holds the task; stored rows have this name
+OBJECT, CLASSES = "object", "multi-label"  # the two tasks
 _IN_MASK = "in the mask"
 
 
@@ -151,21 +152,23 @@ _IN_MASK = "in the mask"
 class Options:
     """For networks whose classes are those of the masks."""
 
-    threshold: float = option(0.5, "probability from which a class of a multi-label network counts", needs="classes")
+    threshold: float = option(
+        0.5, "minimum probability of a predicted class, for multi-label networks", needs="classes"
+    )
 
 
 def _variants(options: Options, subject: Subject) -> list[Values]:
-    """Where the masks' classes are the model's own, it is read as a labeller of pixels."""
+    """If the classes of the masks are those of the model, the task is to label pixels by class."""
     if subject.outputs is None:
-        return [{"reading": OBJECT}]
-    return [{"reading": CLASSES, "threshold": options.threshold}]
+        return [{TASK: OBJECT}]
+    return [{TASK: CLASSES, "threshold": options.threshold}]
 
 
 def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
-    """Beside the likeliest class, every class of the masks that is predicted or there."""
+    """The most likely class, and every class of the masks that is predicted or in the mask."""
     asked: dict[str, Classes] = {"predicted": scene.predicted}
     outputs = scene.subject.outputs
-    if config["reading"] == CLASSES and outputs is not None:
+    if config[TASK] == CLASSES and outputs is not None:
         asked[_IN_MASK] = [
             [outputs[index - 1] for index in sorted(wanted)] for wanted in _beside_the_likeliest(scene, config, outputs)
         ]
@@ -186,7 +189,7 @@ def _in(mask: Mask | None) -> set[int]:
 
 
 def predicted_classes(logits: Tensor, outputs: Sequence[int], threshold: float) -> set[int]:
-    """The classes of the mask, 1.., that a multi-label network says are there."""
+    """The classes of the mask, 1.., that a multi-label network predicts."""
     probability = logits.detach().double().sigmoid()
     return {i + 1 for i, output in enumerate(outputs) if probability[output] > threshold}
 
@@ -200,9 +203,9 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 
 def _of_picture(scene: Scene, config: Config, found: Explained, row: int) -> Scores:
     mask = scene.seen[row].mask
-    assert mask is not None  # a picture without one could not be read
+    assert mask is not None  # an image without a mask is skipped
     likeliest, outputs = found.of("predicted")[row].numpy(), scene.subject.outputs
-    if config["reading"] == OBJECT or outputs is None:
+    if config[TASK] == OBJECT or outputs is None:
         return foreground_scores(likeliest, mask, found.signed)
     maps = {outputs.index(int(scene.predicted[row])) + 1: likeliest}
     for output, column in scene.asked.lists[_IN_MASK][row].items():
@@ -228,27 +231,29 @@ METRICS = (
 
 
 def _remark(config: Config) -> str:
-    if config["reading"] == CLASSES:
+    if config[TASK] == CLASSES:
         return (
-            f"Maps of the classes predicted with more than {config['threshold']} against the mask's classes, in per "
-            "cent. AP (soft): the raw map of every class that is there, without a threshold."
+            f"Maps of the classes predicted with more than {config['threshold']}, compared with the classes of the "
+            "mask, in per cent. AP (soft): the raw map of every class in the mask, without a threshold."
         )
     return (
-        "The map of the likeliest class against all objects of the mask, in per cent. Paper: positive part of "
-        "signed maps, above the mean for unsigned ones; its mAP follows from the pixel accuracy alone. Soft: the "
-        "raw map, without a threshold."
+        "The map of the most likely class, compared with all objects in the mask, in per cent. Paper: the positive "
+        "part of signed maps, the part above the mean of unsigned maps; its mAP follows from the pixel accuracy alone. "
+        "Soft: the raw map, without a threshold."
     )
 
 
 def _notes(subject: Subject, items: Sequence[Item], config: Config) -> list[str]:
     name = subject.dataset.name
-    if config["reading"] == CLASSES:
-        return [f"{name} is read by classes: maps of every predicted class against the mask's classes."]
+    if config[TASK] == CLASSES:
+        return [
+            f"{name} is scored by classes: the map of every predicted class, compared with the classes of the mask."
+        ]
     if subject.dataset.classes is None or "classes" not in subject.offers:
         return []
     return [
-        f"{name} is read as object against background: the model's classes are not the masks', so the "
-        "map of its likeliest class is compared with all objects together, whatever they are."
+        f"{name} is scored as object against background: the classes of the model are not those of the masks, so the "
+        "map of the most likely class is compared with all objects together."
     ]
 
 
@@ -262,7 +267,7 @@ TEST = register(
         },
         metrics=lambda config: METRICS,
         title=lambda config: (
-            f"Segmentation ({'classes' if config['reading'] == CLASSES else 'object against background'})"
+            f"Segmentation ({'classes' if config[TASK] == CLASSES else 'object against background'})"
         ),
         remark=_remark,
         options=Options,
