@@ -1,10 +1,15 @@
 """The page's doors: what the server answers, and what it does not."""
 
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -21,7 +26,7 @@ def client():
     studio = small.studio()
     with small.gradio_leaks():
         app = application(studio)
-    with TestClient(app) as made:
+    with TestClient(app, base_url="http://127.0.0.1:7860") as made:
         yield made
     studio.close()
 
@@ -31,7 +36,7 @@ def test_the_page_is_served_and_names_nobody_else(client):
     assert answer.status_code == 200
     addresses = set(re.findall(r"https?://[^\s\"'<>\\]+", answer.text))
     assert {re.match(r"https?://[^/]+", address)[0] for address in addresses} <= {
-        "http://testserver", "http://www.w3.org",  # itself, and the name (no address) of the SVG format
+        "http://127.0.0.1:7860", "http://www.w3.org",  # itself, and the name (no address) of the SVG format
     }  # fmt: skip
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -101,6 +106,51 @@ def test_what_is_no_request_of_the_page_is_refused(client, body):
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"path": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}},
+        {"content": [["/etc/passwd"]]},
+        ["/etc/passwd"],
+        "text",
+        5,
+    ],
+)
+def test_what_tells_of_an_event_is_checked_like_the_inputs(client, event):
+    assert join(client, event_data=event).status_code == 400
+    assert join(client, event_data={"index": 0, "value": "cat", "selected": True}).status_code == 200
+
+
+@pytest.mark.parametrize("index", [-1, 10**6, None, "0", 0.0, True, [0]])
+def test_an_unknown_function_is_refused_before_gradio_sees_it(client, index):
+    assert join(client, fn_index=index).status_code == 400
+
+
+@pytest.mark.parametrize("key", ["data", "event_data", "session_hash", "other"])
+@pytest.mark.parametrize("depth", [3, 900, 99999])
+def test_nested_requests_are_refused_before_gradio_sees_them(client, key, depth):
+    body = f'{{"fn_index": 0, "{key}": {"[" * depth}{"]" * depth}}}'
+    answer = client.post("/gradio_api/queue/join", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "localhost.evil"])
+def test_another_site_cannot_pass_itself_off_as_the_page(client, host):
+    for answer in (
+        client.get("/", headers={"host": host}),
+        client.post("/gradio_api/queue/join", headers={"host": host}, json={"data": [], "fn_index": 0}),
+    ):
+        assert answer.status_code == 403
+    for own in ("localhost:7860", "127.0.0.1", "[::1]:7860", "192.168.0.7:80"):
+        assert client.get("/", headers={"host": own}).status_code == 200
+
+
+def test_the_page_cannot_be_framed(client):
+    headers = client.get("/").headers
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-frame-options"] == "DENY"
+
+
 def test_a_request_is_no_larger_than_a_picture_may_be(client):
     assert join(client, event_data={"content": "a" * (MAX_UPLOAD * 4 // 3 + 2**17)}).status_code == 413
 
@@ -152,3 +202,38 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ServerError, match=r"pip install 'classlens\[web\]'"):
         run(["efficientnet-lite0"], "127.0.0.1", 0, "cpu")
+
+
+SLOW = """
+import time
+from app import small
+
+def loaded():
+    made = small.loaded()
+    made.model.register_forward_pre_hook(lambda *_: time.sleep(30) if started else None)
+    started.append(1)
+    return made
+
+started = []
+"""
+
+
+def test_the_end_comes_within_two_seconds_of_a_signal(tmp_path):
+    """Also while a slow network computes, which no thread can be kept from."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    paths = [str(tmp_path), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "classlens", "serve", "--port", "0", "--model", "slow:loaded"]
+    where = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            said = process.stdout.readline()
+            assert "at http://" in said, said + process.stderr.read()
+            time.sleep(1)  # the server is up, and the first picture is being computed
+            begun = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            said, complained = process.communicate(timeout=20)
+            assert time.monotonic() - begun < 2
+        finally:
+            process.kill()
+    assert (process.returncode, said.strip(), complained) == (0, "stopped", "")
+    assert not list(tmp_path.glob("classlens-*"))

@@ -337,3 +337,14 @@ def test_two_processes_leave_one_entry_each_in_the_manifest(data: Path, tmp_path
     for thread in threads:
         thread.join()
     assert sorted((run["id"], run["finished"]) for run in manifest.read(store)) == [(str(i), 9) for i in range(4)]
+
+
+def test_names_stay_names_in_the_tables(data: Path, tmp_path: Path) -> None:
+    root = data.rename(tmp_path / "<img src=x onerror=alert(1)>&|")
+    (root / "red" / "<b>|.png").write_bytes(b"no picture")
+    run(settings(root), tmp_path / "out")
+    text = (tmp_path / "out/table.md").read_text()
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;\\|" in text
+    assert "red/&lt;b&gt;\\|.png" in text
+    assert "<img" not in text
+    assert "<b>" not in text

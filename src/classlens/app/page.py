@@ -124,14 +124,14 @@ class Handlers:
     @_politely
     def try_sample(self, model: str, event: gr.EventData) -> Updates:
         """A sample was clicked."""
-        return self._show(self.studio.open(pick_sample(self.samples, event._data.get("index"))), model)
+        return self._show(self.studio.open(pick_sample(self.samples, _told(event, "index"))), model)
 
     @_politely
     def receive(self, model: str, event: gr.EventData) -> Updates:
         """A picture file came in."""
-        if event._data.get("large"):  # the browser did not send it
+        if _told(event, "large"):  # the browser did not even send it
             raise too_large()
-        return self._show(self.studio.open(decode(event._data.get("content"))), model)
+        return self._show(self.studio.open(decode(_told(event, "content"))), model)
 
     @_politely
     def change_model(self, picture: Picture | None, model: str) -> Updates:
@@ -154,7 +154,7 @@ class Handlers:
     @_politely
     def pick(self, picture: Picture | None, model: str, chosen: int, rival: int | None, event: gr.EventData) -> Updates:
         """A class bar was clicked."""
-        return self._choose(_there(picture), model, event._data.get("index"), chosen, rival)
+        return self._choose(_there(picture), model, _told(event, "index"), chosen, rival)
 
     @_politely
     def pick_named(self, picture: Picture | None, model: str, chosen: int, rival: int | None, index: object) -> Updates:
@@ -261,6 +261,11 @@ class Handlers:
 
     def _parcel(self, name: str, kind: str, content: bytes) -> Updates:
         return {self.parts.parcel: {"name": name, "kind": kind, "content": base64.b64encode(content).decode()}}
+
+
+def _told(event: gr.EventData, name: str) -> Any:
+    """What an event says; a request may hold anything."""
+    return event._data.get(name) if isinstance(event._data, dict) else None
 
 
 def _there(picture: Picture | None) -> Picture:

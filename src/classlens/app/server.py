@@ -7,15 +7,18 @@ others, above all gradio's file URLs, are refused before gradio sees them.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,6 +26,9 @@ import typer
 from classlens.errors import ClasslensError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    import uvicorn
     from fastapi import FastAPI
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,11 +49,14 @@ _HEADERS = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
-        "object-src 'none'; base-uri 'self'; form-action 'self'"
+        "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
     ),
+    "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_PATIENCE = 1.5  # seconds that work may take to end after Ctrl-C
 _OUTSIDE = re.compile(rb"<(meta|link)\b[^>]*https?://[^>]*>")  # gradio's own preview pictures for social networks
 
 
@@ -59,8 +68,10 @@ def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
     """Serve the page with these networks until Ctrl-C."""
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(host, port))
-        # gradio needs its own folder (already at import), although the page never writes a file there.
-        os.environ["GRADIO_TEMP_DIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="classlens-"))
+        # gradio wants a folder of its own (and asks for it when imported), though the page never puts a file there.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="classlens-"))
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as tidy an end as that of Ctrl-C
         _quiet()
         try:
             import gradio  # noqa: F401
@@ -76,21 +87,39 @@ def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
             studio.open(next(iter(samples().values()))), next(iter(studio.models)), 1
         )  # the first view of the page
         config = uvicorn.Config(
-            application(studio), log_level="error", access_log=False, server_header=False,
-            timeout_graceful_shutdown=1,  # an open page in a browser keeps its connection
+            application(studio, host), log_level="error", access_log=False, server_header=False,
+            timeout_graceful_shutdown=1,  # a browser's open page keeps a connection for as long as it is open
         )  # fmt: skip
         _announce(listening, studio)
         server = uvicorn.Server(config)
         # At the end it logs an error for every page that is still open in a browser.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean shutdown as with Ctrl-C
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), _ends_in_time(server, folder):
             server.run(sockets=[listening])
         typer.echo("\nstopped")
 
 
-def application(studio: Studio) -> FastAPI:
-    """The page behind its request filter, as an ASGI application."""
+@contextmanager
+def _ends_in_time(server: uvicorn.Server, folder: str) -> Iterator[None]:
+    """Once a signal came, a computation that goes on ends with the process; a thread cannot be stopped otherwise."""
+
+    def give_up() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not ending.is_alive():
+            ending.start()
+        handle(number, frame)
+
+    ending, handle = threading.Timer(_PATIENCE, give_up), server.handle_exit
+    ending.daemon = True
+    server.handle_exit = stop  # type: ignore[method-assign, assignment]
+    yield
+
+
+def application(studio: Studio, host: str = "127.0.0.1") -> FastAPI:
+    """The page behind its doors, as an ASGI application that listens on `host`."""
     _quiet()
     import gradio
     from fastapi import FastAPI
@@ -101,7 +130,7 @@ def application(studio: Studio) -> FastAPI:
     page = build(studio)
     page.state_session_capacity = 100  # visitors whose picture is kept in memory
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(RequestFilter)
+    app.add_middleware(Doors, host=host, functions=frozenset(page.fns))
     gradio.mount_gradio_app(
         app, page, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False, pwa=False,
         mcp_server=False, enable_monitoring=False, theme=theme(), css=style(), head=HEAD,
@@ -112,8 +141,10 @@ def application(studio: Studio) -> FastAPI:
 class RequestFilter:
     """A request filter that allows only what the page needs."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, host: str, functions: frozenset[int]) -> None:
         self._app = app
+        self._functions = functions
+        self._names = {*_LOCAL, host.lower()} | (set() if host in _LOCAL else {n.lower() for n in _own_names()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -122,14 +153,18 @@ class RequestFilter:
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._is_ours(scope):
+            await _refuse(send, 403, "the page is not served under this name; use the address that the command shows")
+            return
         rule = _OPEN.get(scope["method"])
         if rule is None or not rule.fullmatch(scope["path"]):
             await _refuse(send, 404, "the page has no such URL")
             return
         if scope["method"] == "POST":
             body = await _body(receive)
-            if body is None or not _plain(body):
-                known = (400, "the page does not make this request")
+            joins = scope["path"].rstrip("/").endswith("/join")
+            if body is None or not _plain(body, self._functions if joins else None):
+                known = (400, "the request is not one of the page's")
                 await _refuse(send, *(known if body is not None else (413, "the request is too large")))
                 return
             receive = _again(body, receive)
@@ -138,18 +173,48 @@ class RequestFilter:
         else:
             await self._app(scope, receive, _Answer(send))
 
+    def _is_ours(self, scope: Scope) -> bool:
+        """Whether a request names this machine, so that no other site can pass itself off as the page.
 
-def _plain(body: bytes) -> bool:
-    """Whether the inputs of a request are plain values, as those of the page are.
+        Such a site has a name that its owner points at this machine (DNS rebinding). A number cannot be pointed.
+        """
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            return False
+        name = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
+        return name in self._names or _is_number(name)
+
+
+def _own_names() -> set[str]:
+    name = socket.gethostname()
+    return {name, f"{name}.local", socket.getfqdn()}
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(body: bytes, functions: frozenset[int] | None = None) -> bool:
+    """Whether a request's inputs are plain values, as the page's are, for one of the page's functions.
 
     In an object, gradio would look for a file on this machine or a URL to fetch.
     """
     try:
         asked = json.loads(body or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    data = (asked.get("data") or []) if isinstance(asked, dict) else None
-    return isinstance(data, list) and all(_is_value(value) for value in data)
+    if not isinstance(asked, dict):
+        return False
+    data, event = asked.pop("data", None) or [], asked.pop("event_data", None) or {}
+    if functions is not None and (type(asked.get("fn_index")) is not int or asked["fn_index"] not in functions):
+        return False
+    # What tells of an event is an object itself; the rest are words and numbers.
+    told = event.values() if isinstance(event, dict) else (None, {})
+    return isinstance(data, list) and all(_is_value(value) for value in (*data, *told, *asked.values()))
 
 
 def _is_value(value: Any) -> bool:

@@ -165,14 +165,14 @@ def _markdown(
     model: str, settings: Settings, built: Sequence[Table], notes: Sequence[str], skipped: Sequence[dict[str, Any]],
     timing: Mapping[str, float],
 ) -> str:  # fmt: skip
-    blocks = [_about(model, settings), tables.markdown(built).rstrip()]
+    blocks = [tables.plain(_about(model, settings)), tables.markdown(built).rstrip()]
     if timing:
-        rows = [f"| {method} | {seconds:.2f} |" for method, seconds in timing.items()]
-        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds per image |", "|---|---|", *rows]))
+        rows = [f"| {tables.plain(method)} | {seconds:.2f} |" for method, seconds in timing.items()]
+        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
     if notes:
-        blocks.append("\n".join(["### Notes", "", *(f"- {note}" for note in notes)]))
+        blocks.append("\n".join(["### Notes", "", *(f"- {tables.plain(note)}" for note in notes)]))
     if skipped:
-        lines = [f"- {_skipped_text(row)}" for row in skipped[:_LISTED]]
+        lines = [f"- {tables.plain(_skipped_text(row))}" for row in skipped[:_LISTED]]
         more = [f"- and {len(skipped) - _LISTED} more, in report.html"] if len(skipped) > _LISTED else []
         blocks.append("\n".join([f"### Skipped ({len(skipped)})", "", *lines, *more]))
     return "\n\n".join(blocks) + "\n"

@@ -93,16 +93,25 @@ def counts(table: Table, method: str) -> str:
     return str(max((found.n for found in table.rows[method]), default=0))
 
 
+def plain(text: str) -> str:
+    r"""A name as Markdown shows it letter by letter: neither HTML nor the end of a table's cell.
+
+    >>> plain("<b>a|b</b>")
+    '&lt;b&gt;a\\\\|b&lt;/b&gt;'
+    """
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|")
+
+
 def markdown(tables: Sequence[Table]) -> str:
     """The tables with their remarks; the leader of each column is bold."""
     blocks = []
     for table in tables:
         heads = headings(table)
-        lines = [f"### {table.title}: {table.data}", "", table.remark, ""]
+        lines = [f"### {table.title}: {plain(table.data)}", "", table.remark, ""]
         lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         for method, found in table.rows.items():
             values = [f"**{cell(value)}**" if method in table.best(i) else cell(value) for i, value in enumerate(found)]
-            lines.append(f"| {' | '.join([method, *values, counts(table, method)])} |")
+            lines.append(f"| {' | '.join([plain(method), *values, counts(table, method)])} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 

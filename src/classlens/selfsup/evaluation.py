@@ -215,7 +215,7 @@ def _report(store: Store, plan: Plan, settings: Shared, worker: Worker) -> Outco
     paired = "\n\n".join(text for text in compared if text)
     blocks = [_about(worker, settings), tables.markdown(built).rstrip(), paired]
     if notes:
-        blocks.append("\n".join(["### Skipped", "", *(f"- {note}" for note in notes)]))
+        blocks.append("\n".join(["### Skipped", "", *(f"- {tables.plain(note)}" for note in notes)]))
     files = (
         store.write_text("table.md", "\n\n".join(block for block in blocks if block) + "\n"),
         store.write_text("table.csv", tables.csv_text(built, plan.model)),
