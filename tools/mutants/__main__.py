@@ -2,7 +2,7 @@
 
     python tools/mutants                              # all of it; goes on where it was
     python tools/mutants --only linear.py --sample 40
-    python tools/mutants --again                      # those that survived, after tests were added
+    python tools/mutants --again                      # also those that survived without a reason
 
 torch is imported once; each fault is tried in a fork of this process, whose import hook gives it the changed module.
 Which tests reach a line is measured first. A fault that no test notices has to stand in survivors.toml with the reason;
@@ -23,7 +23,7 @@ import time
 import hypothesis
 import torch
 from faults import mutants
-from outcomes import Rows, report
+from outcomes import Rows, explained, report
 from reach import measured
 from trial import tried
 from where import PACKAGE, ROOT, source_files
@@ -39,7 +39,9 @@ def main() -> None:
     everything = [m for file, source in sources.items() for m in mutants(file, source)]
     chosen = random.Random(0).sample(everything, args.sample) if args.sample else everything
     rows = Rows(list(sources))
-    todo = [m for m in chosen if (args.again and rows.survived(m)) or m not in rows]
+    reasons = explained()
+    again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
+    todo = [m for m in chosen if m in again or m not in rows]
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     begun = time.monotonic()
     for done, (mutant, outcome) in enumerate(tried(todo, sources, reach, args.jobs), start=1):
@@ -56,7 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
     parser.add_argument("--sample", type=int, default=0, help="so many faults, always the same ones; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
-    parser.add_argument("--again", action="store_true", help="try those again that survived")
+    parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     return parser.parse_args()
 
 

@@ -44,18 +44,28 @@ class Rows:
             out.write(json.dumps(row) + "\n")
 
 
+def entries() -> list[dict[str, Any]]:
+    """Survivors as they are listed: a file, the reason, and the faults."""
+    listed: list[dict[str, Any]] = tomllib.loads(SURVIVORS.read_text())["survivors"]
+    return listed
+
+
+def explained() -> set[tuple[str, str]]:
+    """File and key of every survivor that has a reason."""
+    return {(entry["file"], key) for entry in entries() for key in entry["faults"]}
+
+
 def report(chosen: Sequence[Mutant], rows: Rows, whole: bool) -> int:
     """Say what survived without a reason and, after a whole run, write the table; gives the exit code."""
-    entries = tomllib.loads(SURVIVORS.read_text())["survivors"] if SURVIVORS.exists() else []
-    reasons = {(entry["file"], key): entry["reason"] for entry in entries for key in entry["mutants"]}
+    reasons = explained()
     survivors = [m for m in chosen if rows.survived(m)]
     unexplained = [m for m in survivors if (m.file, m.key) not in reasons]
     for mutant in unexplained:
         print(f"no test fails, and no reason is given: {mutant.file}:{mutant.line}  {mutant.key}")
     if whole:
-        for file, key in sorted(set(reasons) - {(m.file, m.key) for m in survivors}):
+        for file, key in sorted(reasons - {(m.file, m.key) for m in survivors}):
             print(f"listed as a survivor, but it is none: {file}  {key}")
-        TABLE.write_text(_table(chosen, rows, entries))
+        TABLE.write_text(_table(chosen, rows))
     share = 1 - len(survivors) / max(len(chosen), 1)
     print(
         f"{len(chosen)} faults, {len(survivors)} survived, {100 * share:.1f} % killed, {len(unexplained)} unexplained"
@@ -63,7 +73,7 @@ def report(chosen: Sequence[Mutant], rows: Rows, whole: bool) -> int:
     return int(bool(unexplained) or share < LEAST)
 
 
-def _table(chosen: Sequence[Mutant], rows: Rows, entries: Sequence[Mapping[str, Any]]) -> str:
+def _table(chosen: Sequence[Mutant], rows: Rows) -> str:
     files = list(dict.fromkeys(m.file for m in chosen))
     groups = [(f"`{file}`", [m for m in chosen if m.file == file]) for file in files]
     lines = []
@@ -72,7 +82,7 @@ def _table(chosen: Sequence[Mutant], rows: Rows, entries: Sequence[Mapping[str, 
         killed = len(faults) - survived
         lines.append(f"| {name} | {len(faults)} | {killed} | {survived} | {100 * killed / len(faults):.1f} |\n")
     listed = [
-        f"`{entry['file']}`: {entry['reason']}\n\n" + "".join(f"    {key}\n" for key in entry["mutants"])
-        for entry in entries
+        f"`{entry['file']}`: {entry['reason']}\n\n" + "".join(f"    {key}\n" for key in entry["faults"])
+        for entry in entries()
     ]
     return INTRODUCTION + "".join(lines) + "\n## Survivors\n\n" + "\n".join(listed)

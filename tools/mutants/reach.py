@@ -17,7 +17,7 @@ from where import PACKAGE, REACH, ROOT, TABLES, own_tests, source_files, test_fi
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
-SECONDS, OTHERS = 20.0, 400  # for one fault: tests that take this long together, so many of other files than its own
+SECONDS, OTHERS = 12.0, 400  # for one fault: tests that take this long together, so many of other files than its own
 
 
 def measured() -> Reach:
@@ -83,9 +83,9 @@ class Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
         _forget()
-        begun, lines = time.perf_counter(), {}
+        begun, lines = time.process_time(), {}
         yield from self._during(lines)
-        self.tests[item.nodeid] = {"seconds": time.perf_counter() - begun, "lines": lines}
+        self.tests[item.nodeid] = {"seconds": time.process_time() - begun, "lines": lines}
 
     def by_file(self) -> dict[str, Reach]:
         """For each test file, its tests."""
