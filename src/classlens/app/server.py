@@ -130,7 +130,7 @@ def application(studio: Studio, host: str = "127.0.0.1") -> FastAPI:
     page = build(studio)
     page.state_session_capacity = 100  # visitors whose picture is kept in memory
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Doors, host=host, functions=frozenset(page.fns))
+    app.add_middleware(RequestFilter, host=host, functions=frozenset(page.fns))
     gradio.mount_gradio_app(
         app, page, path="/", footer_links=[], run_history=False, show_error=False, ssr_mode=False, pwa=False,
         mcp_server=False, enable_monitoring=False, theme=theme(), css=style(), head=HEAD,

@@ -168,7 +168,7 @@ def _markdown(
     blocks = [tables.plain(_about(model, settings)), tables.markdown(built).rstrip()]
     if timing:
         rows = [f"| {tables.plain(method)} | {seconds:.2f} |" for method, seconds in timing.items()]
-        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds a picture |", "|---|---|", *rows]))
+        blocks.append("\n".join(["### Time", "", TIME, "", "| method | seconds per image |", "|---|---|", *rows]))
     if notes:
         blocks.append("\n".join(["### Notes", "", *(f"- {tables.plain(note)}" for note in notes)]))
     if skipped:
