@@ -261,7 +261,7 @@ def test_where_no_place_has_a_gradient_the_map_is_0() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(MethodError, match="shallower=-1 is not possible; give a whole number from 0"):
+    with pytest.raises(MethodError, match="shallower=-1 is not possible; give an integer from 0"):
         classlens.explain(build("plain"), pictures(), 1, "gradcam(shallower=-1)")
     with pytest.raises(MethodError, match="similar=0 is not possible with 7 classes; give 1 to 6"):
         classlens.explain(build("plain"), pictures(), 1, "finer-cam(similar=0)")

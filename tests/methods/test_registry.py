@@ -82,7 +82,7 @@ def test_options_and_what_they_are_if_nobody_says(name: str) -> None:
 def test_one_is_enough_and_none_is_refused(method: str, option: str) -> None:
     model, x = build("plain"), pictures(1, (16, 16))
     assert torch.isfinite(classlens.explain(model, x, 1, method.format(1)).maps).all()
-    with pytest.raises(MethodError, match=f"{option}=0 is not possible; give a whole number from 1"):
+    with pytest.raises(MethodError, match=f"{option}=0 is not possible; give an integer from 1"):
         classlens.explain(model, x, 1, method.format(0))
 
 
