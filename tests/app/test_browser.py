@@ -152,7 +152,7 @@ def test_a_class_is_found_by_its_name(page):
 def test_the_other_question_is_asked_and_said(page):
     click_class(page, 0)
     heading = "return document.querySelector('#stage-one .lead').innerText"
-    assert "finds cat" in page.execute_script(heading)
+    wait(page, lambda: "finds cat" in page.execute_script(heading))
     page.find_element(By.CSS_SELECTOR, "#question input").click()
     wait(page, lambda: all_of(page, "[role=option]"))
     all_of(page, "[role=option]")[1].click()
@@ -160,7 +160,7 @@ def test_the_other_question_is_asked_and_said(page):
         page, lambda: page.execute_script(heading).startswith("Evidence for cat rather than its rivals (most likely: ")
     )
     legend = "return document.querySelector('#stage-one .legends').innerText"
-    assert "blue: for its rivals" in page.execute_script(legend)
+    wait(page, lambda: "blue: for its rivals" in page.execute_script(legend))
     page.find_element(By.CSS_SELECTOR, "#question input").click()
     wait(page, lambda: all_of(page, "[role=option]"))
     all_of(page, "[role=option]")[0].click()
