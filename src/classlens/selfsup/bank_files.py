@@ -86,7 +86,7 @@ def read_card(root: Path) -> dict[str, Any]:
     try:
         card = json.loads((root / _CARD).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BankError(f"{root} holds no bank; make one with `classlens selfsup bank PICTURES --out {root}`") from None
+        raise BankError(f"{root} is not a bank; make one with `classlens selfsup bank PICTURES --out {root}`") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BankError(f"{root / _CARD} cannot be read ({error}); make the bank again") from error
     if not isinstance(card, dict) or set(card) != keys:
