@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
+from classlens import chunks
+from classlens.core.capture import Picker, Tape, record, unwrap
 from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
 from classlens.data.images import check_batch
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
@@ -218,9 +219,9 @@ def run(
     network, batch, loaded = prepare(model, images)
     # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
-        tape = recorded
-        if tape is None:
-            tape = (record if chosen.layers else record_logits)(network, batch, output)
+        whole = True
+        if (tape := recorded) is None:
+            tape, whole = chunks.tape_of(chosen, network, batch, output)
         _check_logits(tape.logits, len(batch))
         labels = _labels(loaded, tape.logits.shape[1])
         classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
@@ -229,7 +230,7 @@ def run(
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
         case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
-        result = chosen.run(case, **options)
+        result = chunks.run(chosen, case, options, whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result

@@ -122,6 +122,7 @@ class Method:
     scalars: bool = False  # also explains other functions of the logits: a callable, a contrast
     layers: bool = True  # uses the layers of the network; otherwise image and logits are enough
     contrastive: bool = False  # always contrasts the class with others, by construction
+    holds: str = "layers"  # what it keeps in memory for each class: tensors of "layers", of "inputs", or only "maps"
 
     @property
     def locates(self) -> bool:
@@ -134,19 +135,21 @@ METHODS: dict[str, Method] = {}
 
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
-    scalars: bool = False, layers: bool = True, contrastive: bool = False,
+    scalars: bool = False, layers: bool = True, contrastive: bool = False, holds: str | None = None,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Register a function (Case, **options) -> Result.
 
     With `scalars` it must use only `scores` and `directions` of the Case, and no class index. With `layers=False` it
-    must use only the image, the logits and the gradients at the image: the nodes of the tape may be missing.
+    must use only the image, the logits and the gradients at the image: the nodes of the tape may be missing. `holds`
+    decides how many classes it gets at once (`classlens.chunks`); by default "layers" or, without them, "inputs".
     """
 
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
         METHODS[name] = Method(
-            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive
-        )
+            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive,
+            holds or ("layers" if layers else "inputs"),
+        )  # fmt: skip
         return run
 
     return add

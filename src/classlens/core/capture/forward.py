@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +60,39 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Ta
     known = _recorded(model).get(_kind(images, output))
     if known is None:
         return record(model, images, output)
-    counted, switched = known
     modules = tuple(model.named_modules())
     _check_modes(modules)
-    with _recording_state(modules, images), GradientsStayOn() if switched else contextlib.nullcontext():
+    with _recording_state(modules, images), GradientsStayOn() if known.switched else contextlib.nullcontext():
         image = _as_grad_input(images)
         logits = pick_output(_call(model, image), output)
-    return Tape((), value_of(image), value_of(logits), counted)
+    return Tape((), value_of(image), value_of(logits), known.ops)
+
+
+def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+    """Like `record_logits`, without gradients: it needs far less memory, and serves to choose targets."""
+    model = unwrap(model)
+    modules = tuple(model.named_modules())
+    _check_modes(modules)
+    with _recording_state(modules, images), torch.no_grad():
+        logits = pick_output(_call(model, images.detach().clone()), output)
+    counted = _known(model, images[:1], output).ops
+    return Tape((), value_of(images.detach()), value_of(logits), counted)
+
+
+def footprint(model: nn.Module, image: Tensor, output: Picker = None) -> tuple[int, int]:
+    """The bytes of all values that a recorded forward pass keeps, and of the largest one; recorded at the first call.
+
+    >>> footprint(model, torch.zeros(1, 3, 224, 224))
+    (88486444, 4903296)
+    """
+    return _known(unwrap(model), image, output).sizes
+
+
+def _known(model: nn.Module, images: Tensor, output: Picker) -> _Known:
+    found = _recorded(model)
+    if _kind(images, output) not in found:
+        record(model, images, output)
+    return found[_kind(images, output)]
 
 
 def _as_grad_input(images: Tensor) -> Tensor:
@@ -175,14 +201,19 @@ def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -
         yield
 
 
-# What was recorded and checked: for each kind of input, the operations of its forward pass, and whether it switches
-# gradients off (a mode that keeps them on costs as much as the rest of record_logits).
-_Known = dict[Any, tuple[dict[str, int], bool]]
-_verified: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+class _Known(NamedTuple):
+    """What was recorded and checked of a forward pass."""
+
+    ops: dict[str, int]
+    switched: bool  # it switches gradients off (a mode that keeps them on costs as much as the rest of record_logits)
+    sizes: tuple[int, int]
+
+
+_verified: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Known]] = weakref.WeakKeyDictionary()  # by kind of input
 _verified_lock = threading.Lock()
 
 
-def _recorded(model: nn.Module) -> _Known:
+def _recorded(model: nn.Module) -> dict[Any, _Known]:
     with _verified_lock:
         return _verified.setdefault(model, {})
 
@@ -200,7 +231,7 @@ def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switch
         with torch.set_grad_enabled(grad):
             plain = pick_output(_call(model, images.detach().clone()), output)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
-            done[key] = tape.ops(), switched
+            done[key] = _Known(tape.ops(), switched, tape.sizes())
             return
     distance = (plain - recorded).abs().max().item()
     raise CaptureError(
