@@ -84,7 +84,9 @@ def test_channels_are_joined_too(request: pytest.FixtureRequest) -> None:
     whole = run(model, x, CLASSES, "lrp")[1].colours
     request.getfixturevalue("tiny")
     parts = run(model, x, CLASSES, "lrp")[1].colours
-    assert whole is not None and parts is not None and parts.shape == (2, 3, *x.shape[1:])
+    assert whole is not None
+    assert parts is not None
+    assert parts.shape == (2, 3, *x.shape[1:])
     same(parts, whole)
 
 
@@ -111,7 +113,7 @@ class BatchNormalised(nn.Module):
 
 @pytest.mark.usefixtures("tiny")
 def test_a_batch_that_is_more_than_its_images_is_not_cut() -> None:
-    with pytest.raises(ModelError, match="images of a batch affect each other.*give at most 1 images"):
+    with pytest.raises(ModelError, match=r"images of a batch affect each other.*give at most 1 images"):
         explained(BatchNormalised().eval(), pictures(2), "gradient")
 
 
@@ -122,7 +124,9 @@ def test_a_result_larger_than_the_machine_is_refused(trace: bool, monkeypatch: p
     if not trace:
         explained(model, x, "agf")
         monkeypatch.setattr(chunks, "memory", lambda: 90_000)
-    with pytest.raises(TargetError, match=r"the (maps|traces) of 3 targets need .* GB.*explain fewer classes or images"):
+    with pytest.raises(
+        TargetError, match=r"the (maps|traces) of 3 targets need .* GB.*explain fewer classes or images"
+    ):
         explained(model, x, "agf", trace=trace)
 
 
