@@ -11,7 +11,7 @@ from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
 from classlens.core.rules.propagate import MULTI_OUTPUT, Ledger, Sweep
 from classlens.errors import UnsupportedOp
-from steps import Does, back
+from steps import Does
 
 X = torch.tensor([[[[1.0, -2.0], [3.0, 0.5]]], [[[4.0, 1.0], [-1.0, 2.0]]], [[[-3.0, 5.0], [2.0, 1.0]]]])  # (3,1,2,2)
 ONES = torch.ones(3, 1, 2, 2)
@@ -146,7 +146,7 @@ def test_the_ledger_does_not_round_channels_away() -> None:
 
 
 def test_windows_of_an_image_are_added_up_for_it() -> None:
-    """Four windows of each image, stacked along the batch axis: fifteen of sixteen values are replaced by a constant."""
+    """Four windows of each image along the batch axis: all values of the second image are replaced by a constant."""
     x = torch.zeros(2, 1, 4, 4)
     x[1] = 1
 

@@ -24,6 +24,7 @@ from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 
 _BY_UNIT = {"mul", "maximum", "minimum", "addcmul", "where", "masked_fill"}
 _MOVES = of_kind(Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE) - _BY_UNIT
+_COPIES, _RESHAPES = of_kind(Kind.COPY), of_kind(Kind.RESHAPE)
 _FILL = {"pad", "setitem"}
 _UNIT_BY_UNIT = _BY_UNIT | of_kind(
     Kind.ACTIVATION, Kind.POINTWISE, Kind.NORM, Kind.SOFTMAX, Kind.SAME, Kind.ADDITION, Kind.DIVISION, Kind.COMPARISON
@@ -33,6 +34,7 @@ _REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
 _PRODUCTS = of_kind(Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION)
 _BY_STRIDE = {"as_strided", "as_strided_scatter"}
 
+# Indices are stored once along each axis on which they do not change: (B, 1, h, w) for a feature map (B, C, h, w).
 Fresh = Callable[[torch.Size], Tensor]  # the indices of a feature map (B, C, ...) of whole images
 
 
@@ -68,41 +70,39 @@ def image_index(tape: Tape) -> dict[Value, Axis]:
     if images == 1:
         values = [tape.image, *(value for node in tape.nodes for value in node.outputs if value.shape)]
         return {value: Axis(0, torch.zeros(value.shape[0], dtype=torch.int64)) for value in values}
-    numbers = torch.arange(1.0, images + 1, dtype=torch.float64, device=tape.image.tensor.device)
+    numbers = torch.arange(1.0, images + 1, dtype=torch.float32, device=tape.image.tensor.device)
 
     def fresh(shape: torch.Size) -> Tensor:
-        return numbers.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        return numbers.reshape(-1, *[1] * (len(shape) - 1))
 
-    axes = {value: _axis_of(index) for value, index in _followed(tape, fresh, _filled).items()}
+    axes = {value: _axis_of(index, value.shape) for value, index in _followed(tape, fresh, _filled).items()}
     return {value: axis for value, axis in axes.items() if axis is not None}
 
 
-def _axis_of(index: Tensor) -> Axis | None:
+def _axis_of(index: Tensor, shape: Sequence[int]) -> Axis | None:
     """The axis that the image depends on."""
-    thin = _thin(index)
-    for axis in range(index.dim()):
-        rows = thin.movedim(axis, 0).flatten(1)
+    for axis, size in enumerate(shape):
+        rows = index.movedim(axis, 0).flatten(1)
         high = rows.amax(1)
         low = torch.where(rows == 0, torch.inf, rows).amin(1)
         if high.min() > 0 and torch.equal(low, high):
-            return Axis(axis, (high - 1).long().expand(index.shape[axis]))
+            return Axis(axis, (high - 1).long().expand(size))
     return None
 
 
 def _filled(index: Tensor) -> Tensor:
     """The class token of an image belongs to it: an unknown entry gets the image of the others on its axis."""
-    found = _axis_of(index) if bool((index == 0).any()) else None
+    found = _axis_of(index, index.shape) if bool((index == 0).any()) else None
     if found is None:
         return index
-    shape = [-1 if i == found.axis else 1 for i in range(index.dim())]
-    return (found.image + 1).double().reshape(shape).expand(index.shape)
+    return (found.image + 1).float().reshape([-1 if i == found.axis else 1 for i in range(index.dim())])
 
 
 # ------------------------------------------------------------------------------------------------ following the tape
 
 
 def _followed(tape: Tape, fresh: Fresh, finish: Callable[[Tensor], Tensor]) -> dict[Value, Tensor]:
-    """The indices of each value, of its shape: those of the image, or of the last feature map, moved along."""
+    """The indices of each value: those of the image, or of the last feature map, moved along."""
     found = {tape.image: fresh(tape.image.shape)}
     with torch.no_grad():
         for node in tape.nodes:
@@ -110,14 +110,18 @@ def _followed(tape: Tape, fresh: Fresh, finish: Callable[[Tensor], Tensor]) -> d
             if all(index is None for index in known):
                 continue
             for value, index in zip(node.outputs, _through(node, known, tape, fresh), strict=True):
-                if index is not None and index.shape == value.shape:
-                    found[value] = finish(_thin(index).expand(index.shape)) if node.op in _MOVES else index
+                if index is not None and _fits(index.shape, value.shape):
+                    found[value] = finish(index) if node.op in _MOVES else index
     return found
 
 
 def _through(node: Node, known: list[Tensor | None], tape: Tape, fresh: Fresh) -> Sequence[Tensor | None]:
     """The indices of a node's outputs."""
     out = node.outputs[0].shape
+    if node.op in _COPIES:
+        return known[:1]
+    if node.op in _RESHAPES:  # not by the operation itself: `view` refuses indices that are stored once
+        return [None if known[0] is None else _reshaped(known[0], node.inputs[0].shape, out)]
     if node.op in _MOVES:
         return _moved(node, known)
     if node.op in _POOLS:
@@ -139,30 +143,36 @@ def _moved(node: Node, known: list[Tensor | None]) -> Sequence[Tensor | None]:
     def given(value: Value, index: Tensor | None) -> Tensor:
         if not value.tensor.is_floating_point():  # it says where to move
             return value.tensor
-        index = torch.zeros_like(value.tensor, dtype=torch.float64) if index is None else index
+        index = value.tensor.new_zeros((), dtype=torch.float32) if index is None else index
+        index = index.expand(value.shape)
         return index.contiguous() if node.op in _BY_STRIDE else index
 
     def moved(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return node.call(*inputs, constants=lambda constant: torch.zeros_like(constant, dtype=torch.float64))
+        return node.call(*inputs, constants=lambda constant: torch.zeros_like(constant, dtype=torch.float32))
 
     inputs = [given(value, index) for value, index in zip(node.inputs, known, strict=True)]
     found = moved(inputs)
     if node.op not in _FILL:
-        return found
+        return [_thin(index) for index in found]
     # A number that is filled in is no index: it is the same if all indices are larger by 1.
     larger = moved([index + 1 if index.is_floating_point() else index for index in inputs])
-    return [torch.where(a == b, 0, a) for a, b in zip(found, larger, strict=True)]
+    return [_thin(torch.where(a == b, 0, a)) for a, b in zip(found, larger, strict=True)]
+
+
+def _reshaped(index: Tensor, before: torch.Size, after: torch.Size) -> Tensor | None:
+    return _thin(index.expand(before).reshape(after)) if before.numel() == after.numel() else None
 
 
 def _broadcast(known: list[Tensor | None], shape: torch.Size) -> Tensor | None:
     """The indices of the first operand that has any; where it has none, those of the next."""
-    present = [index.expand(shape) for index in known if index is not None and _fits(index.shape, shape)]
+    present = [index for index in known if index is not None and _fits(index.shape, shape)]
     if not present:
         return None
     index = present[0]
     for other in present[1:]:
-        index = torch.where(index == 0, other, index)
-    return _thin(index).expand(shape)
+        if bool((index == 0).any()):
+            index = torch.where(index == 0, other, index)
+    return index.reshape([1] * (len(shape) - index.dim()) + list(index.shape))
 
 
 def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
@@ -181,11 +191,10 @@ def _reduced(node: Node, index: Tensor | None) -> Tensor | None:
 
 
 def _of_first_axis(index: Tensor | None, shape: torch.Size) -> Tensor | None:
-    if index is None or index.shape[0] != shape[0]:
+    """The index of the first axis, if it depends on no other."""
+    if index is None or index.numel() != index.shape[0] or not shape or index.shape[0] not in (1, shape[0]):
         return None
-    rows = index.flatten(1)
-    same = bool((rows == rows[:, :1]).all())
-    return rows[:, 0].reshape(-1, *[1] * (len(shape) - 1)).expand(shape) if same else None
+    return index.reshape(-1, *[1] * (len(shape) - 1))
 
 
 def _at_rows(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tensor | None:
@@ -206,17 +215,12 @@ def _at_rows(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tenso
 
 def _rows_of(index: Tensor | None, shape: torch.Size) -> Tensor | None:
     rows = None if index is None else _same_along(index, -1)
-    if rows is None or not _fits(rows.shape, shape):
-        return None
-    return rows.expand(shape)
+    return None if rows is None else _broadcast([rows], shape)
 
 
 def _same_along(index: Tensor, axis: int) -> Tensor | None:
-    """The index with one entry along an axis, if it is the same everywhere on it."""
-    if index.dim() < -axis:
-        return None
-    one = index.narrow(axis, 0, 1)
-    return one if bool((index == one).all()) else None
+    """The index, if it is the same everywhere on an axis."""
+    return index if index.dim() >= -axis and index.shape[axis] == 1 else None
 
 
 def _of_letters(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tensor | None:
@@ -233,16 +237,17 @@ def _of_letters(node: Node, known: list[Tensor | None], shape: torch.Size) -> Te
             if letter not in right and index is not None:
                 index = _same_along(index, place - len(letters))
         if index is not None:
-            return _laid_out(index, letters, right, shape)
+            return _laid_out(index, letters, right)
     return None
 
 
-def _laid_out(index: Tensor, letters: str, right: str, shape: torch.Size) -> Tensor:
+def _laid_out(index: Tensor, letters: str, right: str) -> Tensor:
+    """The axes of an operand, named by `letters`, in the order of the output."""
     kept = "".join(letter for letter in letters if letter in right)
     index = index.reshape([n for n, letter in zip(index.shape, letters, strict=True) if letter in right])
     index = index.permute([kept.index(letter) for letter in right if letter in kept])
     sizes = iter(index.shape)
-    return index.reshape([next(sizes) if letter in kept else 1 for letter in right]).expand(shape)
+    return index.reshape([next(sizes) if letter in kept else 1 for letter in right])
 
 
 def _thin(index: Tensor) -> Tensor:
