@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
 from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
-from classlens.data.batches import as_batch, pictures
+from classlens.data.batches import as_batch, pictures, stacked
 from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
@@ -173,12 +173,13 @@ def explain(
 
     `model` is any `nn.Module` in eval mode, which is left unchanged, or a loaded model. `images` is a preprocessed
     tensor (B,3,H,W), array or batch of a processor. With a loaded model, or with `preprocess` (any function of an
-    image, such as `weights.transforms()`), also file paths, PIL images or arrays of pixels. `targets`: None (the most likely class) |
-    index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a number from one
-    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name
-    from `classlens.METHODS`; pass its options as keywords or in brackets, "agf-release(without=A)". `output` selects
-    the logits if the model returns a dict or a tuple. `multilabel=True`: each class has an independent probability
-    (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms of every layer.
+    image, such as `weights.transforms()`), also file paths, PIL images or arrays of pixels. `targets`: None (the
+    most likely class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a
+    number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam.
+    `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
+    "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
+    each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
+    of every layer.
 
     A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
     the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
@@ -295,7 +296,7 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
     if batch is None:
         if loaded is None:
             raise ImageError("files and pictures need preprocessing: give preprocess=, or a model of classlens.load()")
-        batch = as_batch([loaded.preprocess(source) for source in pictures(images)])
+        batch = stacked([loaded.preprocess(source) for source in pictures(images)])
     batch = check_batch(batch)
     device, dtype = _home(network, batch)
     with torch.inference_mode(False):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import build
 from PIL import Image
 
 import classlens
@@ -16,6 +15,7 @@ from classlens.errors import ClasslensError, ImageError, ModelError
 from classlens.models import LoadedModel, Preprocess
 from classlens.models._torchvision import import_timm, import_torchvision
 from classlens.models.own import own_preprocess
+from networks import build
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 SAME = Preprocess(resize=40, crop=32, mean=MEAN, std=STD)  # what the functions below compute

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 def explain(
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images (read recursively).", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE", help="Image files, or folders of images (read recursively).", show_default=False
+        ),
     ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,16 @@ def as_batch(images: Any) -> Tensor | None:
     """The network's input, if `images` already holds it; None if it holds pictures that need preprocessing."""
     if isinstance(images, Mapping):
         if "pixel_values" not in images:
-            raise ImageError(f"a batch with the keys {', '.join(map(str, images))} has no pixel_values; give the tensor")
+            raise ImageError(
+                f"a batch with the keys {', '.join(map(str, images))} has no pixel_values; give the tensor"
+            )
         return as_batch(images["pixel_values"])
     if isinstance(images, Tensor):
         return images
     if isinstance(images, np.ndarray):
         return None if _is_picture(images) else torch.from_numpy(images)
     if isinstance(images, list | tuple) and images and all(isinstance(item, Tensor) for item in images):
-        return _stacked(images)
+        return stacked(images)
     return None
 
 
@@ -56,9 +58,12 @@ def _picture(source: Any) -> Any:
     return Image.fromarray(source[:, :, 0] if source.shape[2:] == (1,) else source)
 
 
-def _stacked(tensors: Any) -> Tensor:
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One batch of images (C,H,W), or of batches."""
     shapes = {tuple(t.shape) for t in tensors}
     if len(shapes) > 1:
-        raise ImageError(f"the images have different shapes ({', '.join(map(str, sorted(shapes)))}); explain them apart")
+        raise ImageError(
+            f"the images have different shapes ({', '.join(map(str, sorted(shapes)))}); explain them apart"
+        )
     (shape,) = shapes
     return torch.cat(list(tensors)) if len(shape) == 4 else torch.stack(list(tensors))

@@ -58,8 +58,8 @@ def folder_per_class(root: Path) -> Path | None:
         if start.is_dir() and any(is_wnid(child.name) for child in start.iterdir() if child.is_dir()):
             return start
     children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
-    # Classes by name: only folders, and images inside the first of them.
-    if children and not pictures_in(root) and pictures_in(min(children), deep=True):
+    # Classes by name: only folders, and images directly inside the first of them (else they may be train and val).
+    if children and not pictures_in(root) and pictures_in(min(children)):
         return root
     return None
 

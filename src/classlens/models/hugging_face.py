@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face transformers, from a folder or by name. A folder is read without any network access.
+"""Image classifiers of Hugging Face transformers, from a folder or by name. A folder needs no network access.
 
 >>> read_config("path/to/folder").id2label
 {0: 'cat', 1: 'dog'}
@@ -48,7 +48,8 @@ def published(name: str) -> nn.Module:
     model, loading = _opened(name, "AutoModelForImageClassification", output_loading_info=True)
     if missing := sorted(loading["missing_keys"]):
         raise ModelError(
-            f"hf:{name} has no weights for {', '.join(missing[:3])}: it is no trained image classifier; fine-tune it first"
+            f"hf:{name} has no weights for {', '.join(missing[:3])}, so it is not a trained image classifier; "
+            "fine-tune it first"
         )
     network: nn.Module = model
     return network
@@ -100,7 +101,7 @@ def _read(processor: Any) -> Preprocess:
     """The settings of a processor as a `Preprocess`; it may mean something else by them, so the caller compares."""
     size, crop = dict(processor.size), dict(getattr(processor, "crop_size", None) or {})
     edges = (size["height"], size["width"]) if "height" in size else None
-    side = size.get("shortest_edge")
+    side: Any = size.get("shortest_edge")
     if edges is None and (share := getattr(processor, "crop_pct", None)) is not None and side < 384:
         crop, side = {"height": side, "width": side}, int(side / share)  # the convention of timm
     elif edges is None and share is not None:
