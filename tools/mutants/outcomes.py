@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faults import Mutant
-from where import PACKAGE, ROWS, SURVIVORS, TABLE, version
+from where import ROWS, SURVIVORS, TABLE
 
 LEAST = 0.95  # of all faults a test has to notice
 INTRODUCTION = """# Mutants
@@ -22,23 +22,22 @@ tests that reach it. A fault is killed when a test fails. Those that survive are
 
 
 class Rows:
-    """What was tried already, a line of JSON each; a row counts while its source file is as it was."""
+    """What was tried already, a line of JSON each; a row counts while the function that it changes is as it was."""
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self.versions = {file: version([PACKAGE / file]) for file in files}
+    def __init__(self) -> None:
         lines = ROWS.read_text().splitlines() if ROWS.exists() else []
         rows = [json.loads(line) for line in lines]
-        self.rows = {(r["file"], r["key"]): r for r in rows if self.versions.get(r["file"]) == r["version"]}
+        self.rows = {(r["file"], r["key"], r["version"]): r for r in rows}
 
     def __contains__(self, mutant: Mutant) -> bool:
-        return (mutant.file, mutant.key) in self.rows
+        return (mutant.file, mutant.key, mutant.version) in self.rows
 
     def survived(self, mutant: Mutant) -> bool:
-        return mutant in self and self.rows[mutant.file, mutant.key]["outcome"] == "survived"
+        return mutant in self and self.rows[mutant.file, mutant.key, mutant.version]["outcome"] == "survived"
 
     def add(self, mutant: Mutant, outcome: Mapping[str, Any]) -> None:
-        row = {"file": mutant.file, "key": mutant.key, "version": self.versions[mutant.file], **outcome}
-        self.rows[mutant.file, mutant.key] = row
+        row = {"file": mutant.file, "key": mutant.key, "version": mutant.version, **outcome}
+        self.rows[mutant.file, mutant.key, mutant.version] = row
         ROWS.parent.mkdir(exist_ok=True)
         with ROWS.open("a") as out:
             out.write(json.dumps(row) + "\n")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from faults import Mutant
 from fork import forked
-from where import PACKAGE, REACH, ROOT, TABLES, own_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, TABLES, own_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
-QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
+Lines = dict[str, set[int]]  # by file
 SECONDS, OTHERS = 12.0, 400  # for one fault: tests that take this long together, so many of other files than its own
 
 
@@ -29,22 +29,34 @@ def measured() -> Reach:
     todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
     if todo:
         print(f"measuring which lines the tests of {len(todo)} files reach", flush=True)
-        REACH.parent.mkdir(exist_ok=True)
-        log, found = REACH.with_suffix(".log"), REACH.with_suffix(".part")
-        _, status = os.waitpid(forked(lambda: _measure(todo, found), log), 0)
-        if status:
-            sys.exit(f"the tests fail without any fault: {log}")
-        new = json.loads(found.read_text())
+        new = _traced(todo, lambda tracer: tracer.by_file())
         kept |= {file: {"state": states[file], "reach": new.get(file, {})} for file in todo}
         REACH.write_text(json.dumps(kept))
     return {test: reached for file in states for test, reached in kept[file]["reach"].items()}
 
 
-def _measure(files: Sequence[str], out: Any) -> int:
-    tracer = Tracer()
-    failed = pytest.main([*files, *QUIET], plugins=[tracer])
-    out.write_text(json.dumps(tracer.by_file()))
-    return int(failed)
+def on_import() -> Lines:
+    """The lines that run when the tests are imported, before any test runs."""
+    found = _traced(["--collect-only", *test_files()], lambda tracer: {f: sorted(at) for f, at in tracer.now.items()})
+    return {file: set(lines) for file, lines in found.items()}
+
+
+def _traced(arguments: Sequence[str], result: Callable[[Tracer], dict[str, Any]]) -> dict[str, Any]:
+    """What a tracer saw of a run of pytest in a fork."""
+    REACH.parent.mkdir(exist_ok=True)
+    log, out = REACH.with_suffix(".log"), REACH.with_suffix(".part")
+
+    def work() -> int:
+        tracer = Tracer()
+        failed = pytest.main([*arguments, *QUIET], plugins=[tracer])
+        out.write_text(json.dumps(result(tracer)))
+        return int(failed)
+
+    _, status = os.waitpid(forked(work, log), 0)
+    if status:
+        sys.exit(f"the tests fail without any fault: {log}")
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 class Tracer:
@@ -53,8 +65,8 @@ class Tracer:
     def __init__(self) -> None:
         self.files = {str(PACKAGE / file): file for file in source_files()}
         self.tests: Reach = {}
-        self.fixtures: dict[str, dict[str, set[int]]] = {}  # by test file: what they reach counts for all its tests
-        self.now: dict[str, set[int]] = {}
+        self.fixtures: dict[str, Lines] = {}  # by test file: what they reach counts for all its tests
+        self.now: Lines = {}
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         file = self.files.get(frame.f_code.co_filename)
@@ -68,13 +80,17 @@ class Tracer:
 
         return line(frame, event, arg)
 
-    def _during(self, into: dict[str, set[int]]) -> Iterator[None]:
+    def _during(self, into: Lines) -> Iterator[None]:
         self.now = into
         sys.settrace(self.trace)
         try:
             yield
         finally:
             sys.settrace(None)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        yield from self._during({})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: Any) -> Iterator[None]:
@@ -112,25 +128,46 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
-    """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time."""
+class Plan:
+    """Which tests try a fault, and in which order."""
+
+    def __init__(self, reach: Reach, imported: Lines) -> None:
+        self.reach, self.imported = reach, imported
+
+    def runs_on_import(self, mutant: Mutant) -> bool:
+        """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
+        return not mutant.owner or bool(_lines(mutant) & self.imported.get(mutant.file, set()))
+
+    def seconds(self, tests: Sequence[str]) -> float:
+        return sum(self.reach[test]["seconds"] for test in tests)
+
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time.
+
+        After SECONDS or OTHERS tests of other files, the rest is left out.
+        """
+        turns: dict[str, int] = {}
+        ordered = []
+        for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
+            function = test.partition("[")[0]
+            turns[function] = turns.get(function, 0) + 1
+            elsewhere = file_of(test) != own_tests(mutant.file)
+            ordered.append((elsewhere, turns[function], self.reach[test]["seconds"], test))
+        chosen, total, others = [], 0.0, 0
+        for elsewhere, _, seconds, test in sorted(ordered):
+            total, others = total + seconds, others + elsewhere
+            if chosen and (total > SECONDS or others > OTHERS):
+                break
+            chosen.append(test)
+        return chosen
+
+    def _reaching(self, mutant: Mutant) -> list[str]:
+        if self.runs_on_import(mutant):  # any test of the file may notice, and those of tables that modules write into
+            return [t for t, r in self.reach.items() if mutant.file in r["lines"] or file_of(t) in TABLES]
+        at = _lines(mutant)
+        return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
+
+
+def _lines(mutant: Mutant) -> set[int]:
     first, last = mutant.lines
-    at = set(range(first, last + 1))
-    reaching = [test for test, reached in reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
-    if mutant.on_import:  # any test of the file may notice, and those of the tables that modules write into
-        reaching = [
-            test for test, reached in reach.items() if mutant.file in reached["lines"] or file_of(test) in TABLES
-        ]
-    turns: dict[str, int] = {}
-    ordered = []
-    for test in sorted(reaching, key=lambda test: (reach[test]["seconds"], test)):
-        function = test.partition("[")[0]
-        turns[function] = turns.get(function, 0) + 1
-        ordered.append((file_of(test) != own_tests(mutant.file), turns[function], reach[test]["seconds"], test))
-    chosen, total, others = [], 0.0, 0
-    for elsewhere, _, seconds, test in sorted(ordered):
-        total, others = total + seconds, others + elsewhere
-        if chosen and (total > SECONDS or others > OTHERS):
-            break
-        chosen.append(test)
-    return chosen
+    return set(range(min(first, mutant.line), last + 1))
