@@ -24,7 +24,7 @@ import time
 import hypothesis
 import torch
 from faults import Mutant, mutants
-from outcomes import Rows, explained, report
+from outcomes import Rows, explained, report, write_table
 from reach import Plan, measured, on_import
 from trial import Keep, Outcome, try_in_functions, try_on_import
 from where import PACKAGE, ROOT, source_files
@@ -48,7 +48,9 @@ def main() -> None:
         keep = _kept(rows, len(todo))
         try_on_import([m for m in todo if plan.runs_on_import(m)], sources, plan, args.jobs, keep)
         try_in_functions([m for m in todo if not plan.runs_on_import(m)], sources, plan, args.jobs, keep)
-    sys.exit(report(chosen, rows, whole=args.only == [""] and not args.sample))
+    if args.only == [""]:
+        write_table(everything, rows)
+    sys.exit(report(chosen, rows))
 
 
 def _kept(rows: Rows, count: int) -> Keep:

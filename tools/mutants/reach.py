@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from faults import Mutant
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, TABLES, own_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
-SECONDS, OTHERS = 12.0, 400  # for one fault: tests that take this long together, so many of other files than its own
+OTHERS = 400  # tests of other files than a fault's own that try it
 
 
 def measured() -> Reach:
@@ -99,7 +99,8 @@ class Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
         _forget()
-        begun, lines = time.process_time(), {}
+        lines: Lines = {}
+        begun = time.process_time()
         yield from self._during(lines)
         self.tests[item.nodeid] = {"seconds": time.process_time() - begun, "lines": lines}
 
@@ -139,7 +140,7 @@ class Plan:
         return not mutant.owner or bool(_lines(mutant) & self.imported.get(mutant.file, set()))
 
     def seconds(self, tests: Sequence[str]) -> float:
-        return sum(self.reach[test]["seconds"] for test in tests)
+        return float(sum(self.reach[test]["seconds"] for test in tests))
 
     def tests_for(self, mutant: Mutant) -> list[str]:
         """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time.
@@ -153,7 +154,8 @@ class Plan:
             turns[function] = turns.get(function, 0) + 1
             elsewhere = file_of(test) != own_tests(mutant.file)
             ordered.append((elsewhere, turns[function], self.reach[test]["seconds"], test))
-        chosen, total, others = [], 0.0, 0
+        chosen: list[str] = []
+        total, others = 0.0, 0
         for elsewhere, _, seconds, test in sorted(ordered):
             total, others = total + seconds, others + elsewhere
             if chosen and (total > SECONDS or others > OTHERS):
