@@ -33,7 +33,7 @@ from where import PACKAGE, ROOT, source_files
 def main() -> None:
     """Try the faults that were not tried yet, and say what came of it."""
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _warm_up()
     sources = {file: (PACKAGE / file).read_text() for file in source_files(args.only)}
     everything = [m for file, source in sources.items() for m in mutants(file, source)]

@@ -59,7 +59,8 @@ def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: P
         for mutant, outcome in _tried(todo, plan, jobs, attempt):
             keep(mutant, outcome)
 
-    pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)])
+    if pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) == pytest.ExitCode.INTERRUPTED:
+        sys.exit("stopped; the next run goes on here")
 
 
 class Collected:
