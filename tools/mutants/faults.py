@@ -50,6 +50,7 @@ class Mutant:
     span: tuple[int, int]  # bytes of the source
     new: str
     lines: tuple[int, int]  # of its statement: one of these runs when it does
+    around: tuple[int, int]  # lines of the function, or of the statement outside of functions
     version: str  # changes when the function does, or the statement outside of functions
 
     @property
@@ -75,26 +76,27 @@ def mutants(file: str, source: str) -> list[Mutant]:
     for (at, new, what), parents in changes:
         span = offsets[at.lineno - 1] + at.col_offset, offsets[at.end_lineno - 1] + at.end_col_offset
         text = lines[at.lineno - 1].strip()
-        owner, version = _owner((*parents, at))
+        owner, node = _owner((*parents, at))
         seen[owner, text, what] += 1
         statement: Any = next(n for n in (at, *reversed(parents)) if isinstance(n, ast.stmt))
         last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno
         reached = statement.lineno, max(statement.lineno, last)
-        mutant = Mutant(file, at.lineno, owner, text, what, seen[owner, text, what], span, new, reached, version)
+        nth, around = seen[owner, text, what], (node.lineno, node.end_lineno or node.lineno)
+        mutant = Mutant(file, at.lineno, owner, text, what, nth, span, new, reached, around, _version(node))
         if _compiles(mutant.applied(source)):
             found.append(mutant)
     return found
 
 
-def _owner(path: Sequence[ast.AST]) -> tuple[str, str]:
-    """The name and the version of the outermost function on the way to a node, or of its statement if there is none."""
+def _owner(path: Sequence[ast.AST]) -> tuple[str, ast.stmt]:
+    """The outermost function on the way to a node, with its name; or the node's statement if there is none."""
     names: list[str] = []
     for node in path:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.append(node.name)
         if isinstance(node, ast.FunctionDef):
-            return ".".join(names), _version(node)
-    return "", _version(next(n for n in reversed(path) if isinstance(n, ast.stmt)))
+            return ".".join(names), node
+    return "", next(node for node in reversed(path) if isinstance(node, ast.stmt))
 
 
 def _version(node: ast.AST) -> str:

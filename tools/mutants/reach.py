@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -17,7 +18,6 @@ from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, sourc
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
-OTHERS = 400  # tests of other files than a fault's own that try it
 
 
 def measured() -> Reach:
@@ -143,22 +143,24 @@ class Plan:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault: three of each function, those of its own test file first; then three more.
+        """The tests that reach a fault, the most promising first, as many as take SECONDS.
 
-        After SECONDS or OTHERS tests of other files, the rest is left out.
+        First one of each test function for each way that tests take through the function with the fault, the tests of
+        its own test file before others; then a second one, and so on.
         """
-        turns: dict[str, int] = {}
+        first, last = mutant.around
+        turns = Counter[tuple[str, frozenset[int]]]()
         ordered = []
         for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
-            function = test.partition("[")[0]
-            turns[function] = turns.get(function, 0) + 1
-            elsewhere, lap = file_of(test) != own_tests(mutant.file), (turns[function] - 1) // 3
-            ordered.append((lap, elsewhere, turns[function], self.reach[test]["seconds"], test))
+            way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
+            turns[test.partition("[")[0], way] += 1
+            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) != own_tests(mutant.file)
+            ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
-        total, others = 0.0, 0
-        for _, elsewhere, _, seconds, test in sorted(ordered):
-            total, others = total + seconds, others + elsewhere
-            if chosen and (total > SECONDS or others > OTHERS):
+        total = 0.0
+        for _, _, seconds, test in sorted(ordered):
+            total += seconds
+            if chosen and total > SECONDS:
                 break
             chosen.append(test)
         return chosen

@@ -49,6 +49,7 @@ def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: P
 
     def loop(items: Mapping[str, Any]) -> None:
         functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
+        functions = [f for f in functions if f.__code__.co_filename.startswith(str(PACKAGE))]
         gc.freeze()  # or every fork copies what the garbage collector looks at
 
         def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
