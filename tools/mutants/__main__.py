@@ -37,7 +37,8 @@ def main() -> None:
     _warm_up()
     sources = {file: (PACKAGE / file).read_text() for file in source_files(args.only)}
     everything = [m for file, source in sources.items() for m in mutants(file, source)]
-    chosen = random.Random(0).sample(everything, args.sample) if args.sample else everything
+    # In random order: whenever a run is stopped, what was tried is a sample.
+    chosen = random.Random(0).sample(everything, args.sample or len(everything))
     rows = Rows()
     reasons = explained()
     again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
@@ -71,7 +72,7 @@ def _kept(rows: Rows, count: int) -> Keep:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/mutants", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
-    parser.add_argument("--sample", type=int, default=0, help="so many faults, always the same ones; else all")
+    parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     return parser.parse_args()

@@ -87,7 +87,7 @@ def write_table(faults: Sequence[Mutant], rows: Rows) -> None:
     state = (
         "All faults were tried."
         if tried == len(faults)
-        else f"{tried} of {len(faults)} faults were tried. Files with more faults than were tried are only sampled."
+        else f"{tried} of {len(faults)} faults were tried. Where a file has more, they are a random sample."
     )
     files = list(dict.fromkeys(m.file for m in faults))
     groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]

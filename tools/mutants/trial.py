@@ -28,7 +28,7 @@ from reach import Plan, file_of
 from where import PACKAGE, QUIET, test_files
 
 MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
-Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}
+Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
 Keep = Callable[[Mutant, Outcome], None]
 
 
@@ -156,19 +156,19 @@ class Trial:
 
     def outcome(self) -> Outcome | None:
         """None while it runs."""
-        seconds = round(time.monotonic() - self.begun, 1)
-        found, status = os.waitpid(self.pid, os.WNOHANG)
-        if not found and seconds < self.limit:
+        found, status, used = os.wait4(self.pid, os.WNOHANG)
+        if not found and time.monotonic() - self.begun < self.limit:
             return None
         if not found:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        code = os.waitstatus_to_exitcode(status) if found else -signal.SIGKILL
+            _, status, used = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
         if code == FAILED:
             sys.exit(f"this fault could not be tried: {self.mutant.file}:{self.mutant.line}  {self.mutant.key}")
         by = os.read(self.answer, 4096).decode() if code else ""
         os.close(self.answer)
         by = by or (f"signal {-code}" if code < 0 else "import" if code else "")
+        seconds = round(used.ru_utime + used.ru_stime, 2)
         return {"outcome": "killed" if by else "survived", "by": by, "seconds": seconds}
 
 
