@@ -143,7 +143,7 @@ class Plan:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault, the most promising first, as many as take SECONDS.
+        """The tests that reach a fault, the most promising first: all of its own test file, and others for SECONDS.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
@@ -158,11 +158,10 @@ class Plan:
             ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
-        for _, _, seconds, test in sorted(ordered):
-            total += seconds
-            if chosen and total > SECONDS:
-                break
-            chosen.append(test)
+        for _, elsewhere, seconds, test in sorted(ordered):
+            total += seconds * elsewhere
+            if not elsewhere or total <= SECONDS or not chosen:
+                chosen.append(test)
         return chosen
 
     def _reaching(self, mutant: Mutant) -> list[str]:
