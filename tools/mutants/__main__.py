@@ -25,7 +25,7 @@ import hypothesis
 import torch
 from faults import Mutant, mutants
 from outcomes import Rows, explained, report, write_table
-from reach import Plan, measured, on_import
+from reach import Plan, collected, measured
 from trial import Keep, Outcome, try_in_functions, try_on_import
 from where import PACKAGE, ROOT, source_files
 
@@ -46,7 +46,7 @@ def main() -> None:
     todo.sort(key=lambda m: (m.file, m.key) in reasons)  # these take longest: all of their tests pass
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
-        plan = Plan(measured(), on_import())
+        plan = Plan(measured(), *collected())
         keep = _kept(rows, len(todo))
         try_on_import([m for m in todo if plan.runs_on_import(m)], sources, plan, args.jobs, keep)
         try_in_functions([m for m in todo if not plan.runs_on_import(m)], sources, plan, args.jobs, keep)

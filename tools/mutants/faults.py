@@ -99,6 +99,16 @@ def _owner(path: Sequence[ast.AST]) -> tuple[str, ast.stmt]:
     return "", next(node for node in reversed(path) if isinstance(node, ast.stmt))
 
 
+def functions(source: str) -> dict[str, tuple[int, int, str]]:
+    """The first line, the last line and the version of each function that is not inside another, by its name."""
+    found: dict[str, tuple[int, int, str]] = {}
+    for node, parents in _walk(ast.parse(source), ()):
+        if isinstance(node, ast.FunctionDef):
+            name, outermost = _owner((*parents, node))
+            found[name] = outermost.lineno, outermost.end_lineno or outermost.lineno, _version(outermost)
+    return found
+
+
 def _version(node: ast.AST) -> str:
     return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:12]
 

@@ -1,4 +1,7 @@
-"""Which tests reach which lines, and how long each takes: measured once, again where a file has changed."""
+"""Which tests reach which lines, and how long each takes: measured once, and again for test files that have changed.
+
+Lines are kept relative to their function. If the function has changed since, all of its lines count as reached.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,73 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
-from faults import Mutant
+from faults import Mutant, functions
 from fork import forked
 from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
+Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
 def measured() -> Reach:
     """Every test's time and the lines of the sources that it reaches."""
-    sources = version(PACKAGE / file for file in source_files())
-    shared = version((ROOT / "tests").glob("*.py"))
-    states = {file: sources + shared + version([ROOT / file]) for file in test_files()}
+    states = {file: version([ROOT / file]) for file in test_files()}
     kept = json.loads(REACH.read_text()) if REACH.exists() else {}
     todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
+    now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
     if todo:
         print(f"measuring which lines the tests of {len(todo)} files reach", flush=True)
         new = _traced(todo, lambda tracer: tracer.by_file())
-        kept |= {file: {"state": states[file], "reach": new.get(file, {})} for file in todo}
+        versions = {file: {name: of for name, (_, _, of) in named.items()} for file, named in now.items()}
+        for file in todo:
+            reach = _with_lines(new.get(file, {}), lambda source, lines: _by_function(lines, now[source]))
+            kept[file] = {"state": states[file], "versions": versions, "reach": reach}
         REACH.write_text(json.dumps(kept))
-    return {test: reached for file in states for test, reached in kept[file]["reach"].items()}
+    return {test: reached for file in states for test, reached in _as_it_is_now(kept[file], now).items()}
 
 
-def on_import() -> Lines:
-    """The lines that run when the tests are imported, before any test runs."""
-    found = _traced(["--collect-only", *test_files()], lambda tracer: {f: sorted(at) for f, at in tracer.now.items()})
-    return {file: set(lines) for file, lines in found.items()}
+def _as_it_is_now(record: Mapping[str, Any], now: Mapping[str, Functions]) -> Reach:
+    """What the tests of a file reach, in lines of the sources as they are now."""
+    then = record["versions"]
+    return _with_lines(record["reach"], lambda file, places: _lines_now(places, then[file], now.get(file, {})))
+
+
+def _with_lines(reach: Reach, change: Callable[[str, Any], Any]) -> Reach:
+    return {
+        test: reached | {"lines": {source: change(source, lines) for source, lines in reached["lines"].items()}}
+        for test, reached in reach.items()
+    }
+
+
+def _by_function(lines: Sequence[int], named: Functions) -> dict[str, list[int]]:
+    """Lines as the distances from the beginnings of their functions."""
+    found = {name: [n - first for n in lines if first <= n <= last] for name, (first, last, _) in named.items()}
+    return {name: at for name, at in found.items() if at}
+
+
+def _lines_now(places: Mapping[str, Sequence[int]], then: Mapping[str, str], named: Functions) -> list[int]:
+    """The lines that such distances mean in the source as it is now."""
+    lines: list[int] = []
+    for name, at in places.items():
+        if name in named:
+            first, last, of = named[name]
+            lines += [first + n for n in at] if then[name] == of else range(first, last + 1)
+    return sorted(lines)
+
+
+def collected() -> tuple[list[str], Lines]:
+    """All tests, and the lines that run when they are imported, before any test runs."""
+    found = _traced(
+        ["--collect-only", *test_files()],
+        lambda tracer: {"tests": tracer.found, "lines": {f: sorted(at) for f, at in tracer.now.items()}},
+    )
+    return found["tests"], {file: set(lines) for file, lines in found["lines"].items()}
 
 
 def _traced(arguments: Sequence[str], result: Callable[[Tracer], dict[str, Any]]) -> dict[str, Any]:
@@ -67,6 +105,7 @@ class Tracer:
         self.tests: Reach = {}
         self.fixtures: dict[str, Lines] = {}  # by test file: what they reach counts for all its tests
         self.now: Lines = {}
+        self.found: list[str] = []
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         file = self.files.get(frame.f_code.co_filename)
@@ -91,6 +130,9 @@ class Tracer:
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Iterator[None]:
         yield from self._during({})
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.found = [item.nodeid for item in session.items]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: Any) -> Iterator[None]:
@@ -132,8 +174,10 @@ def file_of(test: str) -> str:
 class Plan:
     """Which tests try a fault, and in which order."""
 
-    def __init__(self, reach: Reach, imported: Lines) -> None:
-        self.reach, self.imported = reach, imported
+    def __init__(self, reach: Reach, tests: Sequence[str], imported: Lines) -> None:
+        there = set(tests)
+        self.reach = {test: reached for test, reached in reach.items() if test in there}
+        self.imported = imported
 
     def runs_on_import(self, mutant: Mutant) -> bool:
         """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
