@@ -161,3 +161,10 @@ def test_a_constant_through_weights_that_are_made_of_the_image(bias: bool) -> No
     found = back(lambda x: nn.functional.linear(queries, x, extra), x, r)
     z = (queries * x).abs()
     assert torch.allclose(found, (z / z.sum(1, keepdim=True) * r).sum(0, keepdim=True))
+
+
+def test_a_factor_that_addcmul_broadcasts_is_a_gate() -> None:
+    """As in an ordinary product, also where it is outside of [0,1]."""
+    x, r = torch.rand(1, 2, 3, 3) + 2, torch.rand(1, 2, 3, 3)
+    found = back(lambda x: torch.addcmul(torch.zeros(1), x, x.mean((2, 3), keepdim=True)), x, r)
+    assert torch.allclose(found, r)
