@@ -37,7 +37,10 @@ def budget() -> int:
 def tape_of(chosen: Method, model: nn.Module, images: Tensor, output: Picker) -> tuple[Tape, bool]:
     """The recorded forward pass, and True; if it needs too much memory only its logits, and False."""
     if len(images) > 1 and images.nbytes * _ACTIVATIONS > budget() // 2:
-        everything, largest = footprint(model, images[:1], output)
+        try:
+            everything, largest = footprint(model, images[:1], output)
+        except ModelError:  # it takes no single image, so its batch cannot be split
+            everything, largest = 0, 0
         if len(images) * (everything + 8 * largest) > budget() // 2:
             return plain_logits(model, images, output), False
     return (record if chosen.layers else record_logits)(model, images, output), True

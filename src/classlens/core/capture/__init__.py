@@ -11,9 +11,10 @@ from classlens.core.capture.forward import (
     record_logits,
     unwrap,
 )
+from classlens.core.capture.origin import Axis, image_index
 from classlens.core.capture.tape import Node, Tape, Value, no_gradient
 
 __all__ = [
-    "GradientsStayOn", "Node", "Picker", "Tape", "Value", "folded", "footprint", "no_gradient", "pick_output",
-    "plain_logits", "record", "record_logits", "unwrap",
+    "Axis", "GradientsStayOn", "Node", "Picker", "Tape", "Value", "folded", "footprint", "image_index", "no_gradient",
+    "pick_output", "plain_logits", "record", "record_logits", "unwrap",
 ]  # fmt: skip
