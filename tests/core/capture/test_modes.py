@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import record
+from classlens.errors import CaptureError
 from networks import build, pictures
 
 METHODS = ["agf", "lrp", "gradient", "smoothgrad(samples=2)"]
@@ -69,23 +70,26 @@ def test_the_network_may_still_ask_whether_there_are_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # torch's, about a single process
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_fully_sharded_models(precision: torch.dtype) -> None:
+def test_fully_sharded_models() -> None:
     if not torch.distributed.is_available():
         pytest.skip("torch was built without distributed")
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        x, model = pictures(1), build("residual")
-        expected = {method: classlens.explain(model.to(precision).float(), x, 1, method).maps for method in METHODS}
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        policy = MixedPrecisionPolicy(param_dtype=precision)
+        x, plain, model = pictures(1), build("residual"), build("residual")
         for part in (model.c1, model.c2, model):
-            fully_shard(part, mesh=mesh, mp_policy=policy)
-        for method, maps in expected.items():
+            fully_shard(part, mesh=mesh)
+        for method in METHODS:
+            maps = classlens.explain(plain, x, 1, method).maps
             assert torch.allclose(classlens.explain(model, x, 1, method).maps, maps, rtol=1e-4, atol=1e-6)
-        model(x).sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
+        for network in (plain, model):  # it trains as before
+            network(x).sum().backward()
+        for own, sharded in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(own.grad, sharded.grad.full_tensor(), rtol=1e-4, atol=1e-6)
+        half = fully_shard(build("plain"), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        with pytest.raises(CaptureError, match="explain it before fully_shard"):
+            classlens.explain(half, x)
     finally:
         torch.distributed.destroy_process_group()

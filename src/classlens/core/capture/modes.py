@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from classlens.core import ops
 
 _HERE, _TORCH = str(Path(__file__).parent), Path(torch.__file__).parent
-_ATTACHING = tuple(str(_TORCH / path) for path in ("utils/hooks.py", "nn/modules/module.py", "distributed"))
+_SHARDED = "distributed/fsdp/_common_utils.py"  # collects what needs gradients
+_ATTACHING = tuple(str(_TORCH / path) for path in ("utils/hooks.py", "nn/modules/module.py", _SHARDED))
 _ASKED = {ops.getter("requires_grad"): False, ops.getter("grad_fn"): None}
 _OVERRULED = frozenset((ops.GRAD_SWITCH, Tensor.register_hook, Tensor.retain_grad, *_ASKED))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from classlens.core import ops
 from classlens.core.capture.quantised import ROUNDINGS, in_float
 from classlens.core.capture.recorder import LOW, running
 from classlens.core.capture.tape import map_leaves
@@ -49,7 +50,12 @@ def _is_quantised(tensor: Tensor) -> bool:
 
 def frees_weights(modules: Sequence[tuple[str, nn.Module]]) -> bool:
     """Whether weights are gathered for a forward pass and freed after it (FSDP2), so that a tape needs copies."""
-    return any("FSDPModule" in (base.__name__ for base in type(module).__mro__) for _, module in modules)
+    sharded = [m for _, m in modules if "FSDPModule" in (base.__name__ for base in type(m).__mro__)]
+    for module in sharded:
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
+        if state._mp_policy.param_dtype in LOW:
+            raise CaptureError("the model is sharded in half precision; explain it before fully_shard")
+    return bool(sharded)
 
 
 class InFloat32(TorchFunctionMode):
@@ -70,6 +76,8 @@ class InFloat32(TorchFunctionMode):
         for device in _AUTOCASTS:  # a network may enter autocast itself, and restores what was before when it leaves
             if torch.is_autocast_enabled(device):
                 torch.set_autocast_enabled(device, False)
+        if func in ops.QUERIES:
+            return _wide(func(*args, **(kwargs or {})))
         args, kwargs = map_leaves((args, kwargs or {}), self._lift)
         args, kwargs = tuple(map(_wide, args)), {key: _wide(value) for key, value in kwargs.items()}
         name, quantised = _operation(func)
