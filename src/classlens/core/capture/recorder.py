@@ -102,9 +102,12 @@ class Recorder(TorchFunctionMode):
         mutates: bool = False,
     ) -> None:  # fmt: skip
         args, kwargs = frozen
+        op = ops.canonical(func)
+        if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
+            op = ops.LIVE_WEIGHTS
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
-            self.opaque = self.opaque or f"{ops.canonical(func)} in {self._module() or 'the model itself'}"
-        node = Node(ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+            self.opaque = self.opaque or f"{op} in {self._module() or 'the model itself'}"
+        node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
 

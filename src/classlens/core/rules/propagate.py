@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value
-from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants
+from classlens.core.capture import Axis, Node, Tape, Value, image_index
+from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants, Kind, of_kind
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
 
@@ -23,6 +24,8 @@ Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each ste
 RULES: dict[str, Rule] = {}
 MULTI_OUTPUT: set[str] = set(SEVERAL_OUTPUTS)
 ABSORBING: set[str] = set()  # operations whose rule keeps relevance on purpose
+# Operations whose rule multiplies relevance with a matrix.
+_PRODUCTS = of_kind(Kind.LINEAR, Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION) - {"mul", "addcmul"}
 
 
 def register(*names: str, multi_output: bool = False, absorbs: bool = False) -> Callable[[Rule], Rule]:
@@ -69,23 +72,31 @@ class Ledger:
 
     images: int
     absorbed: Tensor | float = 0.0
+    axes: Mapping[Value, Axis] | None = None  # where the images are in each value; None: along the first axis
+    node: Node | None = None  # the node whose rule is running
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
-        """`weight` times this relevance (K, B, ...) stays where it is."""
+        """`weight` times this relevance (K, *shape of the running node's output or input) stays where it is."""
         self.absorbed = self.absorbed + weight * self.total(relevance)
 
     def total(self, relevance: Tensor) -> Tensor:
-        """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
-        # A sum in another precision would copy the tensor: only the sums over positions are added in float64.
-        rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
-        rows = rows.flatten(2).sum(2, dtype=torch.float64)
-        if rows.shape[1] % self.images:
-            raise UnsupportedOp(
-                f"relevance stays at a value whose first axis has {rows.shape[1]} entries, which are not the "
-                f"{self.images} images, so it cannot be assigned to an image; explain one image at a time"
-            )
-        per_image: Tensor = rows.unflatten(1, (self.images, -1)).sum(2)
-        return per_image
+        """(K, B) sums."""
+        return self._axis(relevance).total(relevance, self.images)
+
+    def _axis(self, relevance: Tensor) -> Axis:
+        """The images in relevance of the running node: at its output, or at an input of it."""
+        if self.images == 1:
+            return Axis(0, torch.zeros(relevance.shape[1], dtype=torch.int64))
+        if self.axes is None or self.node is None:
+            return Axis(0, torch.arange(self.images))
+        for value in (*self.node.outputs, *self.node.inputs):
+            found = self.axes.get(value)
+            if found is not None and relevance.shape[1 : 2 + found.axis] == value.shape[: 1 + found.axis]:
+                return found
+        raise UnsupportedOp(
+            f"relevance stays at {self.node.where}, where the {self.images} images cannot be told apart; "
+            "explain one image at a time"
+        )
 
     def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
         """R / z. If no input contributes to a unit, its value comes from its bias: the relevance stays there.
@@ -103,6 +114,29 @@ class Ledger:
         return per_unit.masked_fill_(nothing, 0)
 
 
+def smallest_peak(relevance: Iterable[Tensor]) -> float:
+    """The largest magnitude of each class and image (K, B, ...), and of these the smallest that is not 0.
+
+    >>> smallest_peak([torch.tensor([[[1.0, -8.0]], [[2.0, 0.5]]])])
+    2.0
+    """
+    peaks = torch.cat([r.abs().flatten(2).amax(2).flatten() for r in relevance])
+    return float(peaks[peaks > 0].min()) if peaks.any() else 1.0
+
+
+def without_denormals(relevance: Tensor, peak: float) -> Tensor:
+    """Relevance with its negligible values set to 0: for a start of 1 or more, those up to 5e-26 in float32.
+
+    After fifty layers, a few units in a hundred hold less than 1e-38. Such denormal numbers are below all rounding
+    errors, but they make matrix products on many CPUs ten times as slow. If the start itself is small (`peak`), so is
+    the threshold, so that tiny relevance is not lost.
+    """
+    limits = torch.finfo(relevance.dtype)
+    if relevance.device.type != "cpu" or limits.bits < 32:  # other devices and half precision have no slow numbers
+        return relevance
+    return F.hardshrink(relevance, max(limits.tiny, limits.tiny ** (2 / 3) * min(peak, 1.0)))
+
+
 def propagate(
     tape: Tape,
     start: Mapping[Value, Tensor],
@@ -117,6 +151,8 @@ def propagate(
     visited, so each node is visited once.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
+    ledger.axes = image_index(tape) if ledger.images > 1 else None
+    peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 
     def settle(value: Value) -> Tensor | None:
@@ -128,6 +164,9 @@ def propagate(
             arrived = [settle(value) for value in node.outputs]
             if all(relevance is None for relevance in arrived):
                 continue
+            ledger.node = node
+            if node.op in _PRODUCTS:
+                arrived = [None if r is None else without_denormals(r, peak) for r in arrived]
             shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])
             if watch is not None:
                 watch(node, arrived, shares)
