@@ -9,6 +9,7 @@ same call is split in the same way, and gives the same bits, every time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -124,8 +125,8 @@ def held(chosen: Method, case: Case) -> int:
 
 def _check_result(case: Case, everything: int) -> None:
     """Refuse a result that no machine of this size can hold: it exists once in parts and once joined."""
-    count, (height, width) = case.targets.numel(), case.images.shape[2:]
-    size = 2 * case.images.element_size() * count * height * width * (1 + case.images.shape[1])
+    count, (channels, *sides) = case.targets.numel(), case.images.shape[1:]
+    size = 2 * case.images.element_size() * count * math.prod(sides) * (1 + channels)
     what = "maps"
     if case.trace:
         size += 2 * _TERMS * everything * case.targets.shape[1]
