@@ -346,8 +346,9 @@ def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
         return loaded.preprocess.restore(batch.float())
     pictures = batch.float()
     if pictures.shape[1] != 3:
-        pictures = pictures.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    low, high = pictures.amin((1, 2, 3), keepdim=True), pictures.amax((1, 2, 3), keepdim=True)
+        pictures = pictures.mean(1, keepdim=True).expand(-1, 3, *pictures.shape[2:])
+    axes = tuple(range(1, pictures.dim()))
+    low, high = pictures.amin(axes, keepdim=True), pictures.amax(axes, keepdim=True)
     return (pictures - low) / (high - low).clamp(min=1e-12)
 
 

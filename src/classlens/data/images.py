@@ -95,6 +95,8 @@ def to_image(tensor: Tensor) -> Image.Image:
 def check_batch(images: Tensor) -> Tensor:
     """Return the images unchanged if they are a valid network input: (B, C, H, W), floating point, finite.
 
+    Volumes and videos are (B, C, D, H, W): D is the depth, or the number of frames.
+
     >>> check_batch(torch.zeros(3, 224, 224))
     Traceback (most recent call last):
     classlens.errors.ImageError: expected a batch (B, C, H, W), got (3, 224, 224): add [None] for one image
@@ -104,8 +106,11 @@ def check_batch(images: Tensor) -> Tensor:
     shape = tuple(images.shape)
     if images.ndim == 3:
         raise ImageError(f"expected a batch (B, C, H, W), got {shape}: add [None] for one image")
-    if images.ndim != 4:
-        raise ImageError(f"expected a batch (B, C, H, W), got {images.ndim} dimensions {shape}: reshape it")
+    if images.ndim not in (4, 5):
+        raise ImageError(
+            f"expected a batch (B, C, H, W), or (B, C, D, H, W) for volumes and videos, "
+            f"got {images.ndim} dimensions {shape}: reshape it"
+        )
     if not images.is_floating_point():
         raise ImageError(f"expected preprocessed floating-point images, got {images.dtype}: preprocess them first")
     if 0 in shape:

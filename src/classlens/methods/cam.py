@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.generic import divide
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
+from classlens.methods.places import convolution, enlarged
 from classlens.methods.registry import Case, Result, is_release, method
 
 _AVERAGES = of_kind(Kind.AVERAGE_POOL)
@@ -27,7 +28,7 @@ class FeatureMap:
     """A recorded value and how to read it as a map."""
 
     value: Value
-    as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, h, w)
+    as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, *places)
     above: int  # weight layers between it and the logits
 
 
@@ -54,45 +55,51 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
 
 
 def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
-    """A value read as (B,C,h,w), (B,h,w,C) or tokens (B,n,C), whichever it is; None if it has no positions."""
+    """A value read as (B,C,*places), (B,*places,C) or tokens (B,n,C), whichever it is; None without positions.
+
+    Places are (h,w) or, in a network for volumes or videos, (d,h,w).
+    """
     shape = value.shape
-    if len(shape) == 4:
-        last = _unlike(tape, shape[1:3]) < _unlike(tape, shape[2:4])  # decided by the aspect ratio of the image
-        if math.prod(shape[1:3] if last else shape[2:4]) > 1:
-            return FeatureMap(value, _channels_last if last else _channels_first, above)
+    if len(shape) == len(tape.image.shape):
+        last = _unlike(tape, shape[1:-1]) < _unlike(tape, shape[2:])  # decided by the aspect ratio of the image
+        if math.prod(shape[1:-1] if last else shape[2:]) > 1:
+            return FeatureMap(value, _channels_last(len(shape) - 2) if last else _channels_first, above)
     if len(shape) == 3:
-        for height, width in _grids(tape, shape[2]):
-            extra = shape[1] - height * width
+        for grid in _grids(tape, shape[2]):
+            extra = shape[1] - math.prod(grid)
             if 0 <= extra <= _MOST_EXTRA_TOKENS:
-                return FeatureMap(value, _tokens(extra, height, width), above)
+                return FeatureMap(value, _tokens(extra, grid), above)
     return None
 
 
-def _unlike(tape: Tape, sides: tuple[int, ...]) -> float:
-    height, width = tape.image.shape[2:]
-    return abs(math.log(sides[0] / sides[1] * width / height))
+def _unlike(tape: Tape, sides: Sequence[int]) -> float:
+    """How much the axes differ in their ratio to the image; an axis of the image with one position does not count."""
+    pairs = zip(sides, tape.image.shape[2:], strict=True)
+    ratios = [math.log(own / whole) for own, whole in pairs if whole > 1]
+    return max(ratios, default=0.0) - min(ratios, default=0.0)
 
 
-def _grids(tape: Tape, channels: int) -> list[tuple[int, int]]:
+def _grids(tape: Tape, channels: int) -> list[tuple[int, ...]]:
     """Sizes of the convolutional maps with this many channels: where patches became tokens."""
-    maps = [n.outputs[0].shape for n in tape.nodes if n.op == "conv2d" and n.outputs[0].shape[1] == channels]
-    return [(shape[2], shape[3]) for shape in maps if shape[2] * shape[3] > 1]
+    op = convolution(tape)
+    maps = [n.outputs[0].shape for n in tape.nodes if n.op == op and n.outputs[0].shape[1] == channels]
+    return [tuple(shape[2:]) for shape in maps if math.prod(shape[2:]) > 1]
 
 
 def _channels_first(t: Tensor) -> Tensor:
     return t
 
 
-def _channels_last(t: Tensor) -> Tensor:
-    return t.movedim(-1, -3)
+def _channels_last(axes: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.movedim(-1, -1 - axes)
 
 
-def _tokens(extra: int, height: int, width: int) -> Callable[[Tensor], Tensor]:
-    return lambda t: t[..., extra:, :].mT.reshape(*t.shape[:-2], t.shape[-1], height, width)
+def _tokens(extra: int, grid: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda t: t[..., extra:, :].mT.reshape(*t.shape[:-2], t.shape[-1], *grid)
 
 
 def chosen_map(case: Case, cotangents: Tensor, layer: str | None, shallower: int) -> tuple[Tensor, Tensor]:
-    """Features (B,C,h,w) and gradients (K,B,C,h,w) of a named layer, or of the deepest map with nonzero gradients.
+    """Features (B,C,*places) and gradients (K,B,C,*places) of a named layer, or of the deepest map with gradients.
 
     `shallower=n` selects the first map with at least n weight layers between it and that one.
     """
@@ -145,20 +152,16 @@ def _named(case: Case, layer: str) -> FeatureMap:
 # ---------------------------------------------------------------------------------------------------------- the methods
 
 
-def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(K,B,1,h,w) -> (B,K,H,W), bilinear."""
-    flat = F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", align_corners=False)
-    return flat.reshape(*maps.shape[:2], *size).transpose(0, 1)
-
-
 def weighted_by_mean_gradient(features: Tensor, gradients: Tensor) -> Tensor:
-    """Grad-CAM, Eqs. 1 and 2: (sum_c x_c mean(gradient_c))+, (K,B,1,h,w)."""
-    weights = gradients.mean((-2, -1), keepdim=True)
+    """Grad-CAM, Eqs. 1 and 2: (sum_c x_c mean(gradient_c))+, (K,B,1,*places)."""
+    weights = gradients.mean(tuple(range(3, gradients.dim())), keepdim=True)
     return (weights * features).sum(2, keepdim=True).clamp(min=0)
 
 
 def _on_image(case: Case, cam: Tensor) -> Result:
-    return Result(enlarged(cam, (case.images.shape[2], case.images.shape[3])))
+    """(K,B,1,*places) at the size of the image: maps (B,K,*size)."""
+    size = case.images.shape[2:]
+    return Result(enlarged(cam.flatten(0, 1), size).reshape(*cam.shape[:2], *size).transpose(0, 1))
 
 
 @method(
@@ -175,7 +178,7 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
     """
     cam = weighted_by_mean_gradient(*chosen_map(case, case.directions(), layer, shallower))
     if is_release(variant):
-        cam = divide(cam, cam.amax((-2, -1), keepdim=True))
+        cam = divide(cam, cam.amax(tuple(range(3, cam.dim())), keepdim=True))
     return _on_image(case, cam)
 
 
