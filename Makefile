@@ -3,6 +3,7 @@ PYTHON3 ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+OUTSIDE := .venv-outside
 
 # Variables, unlike -c, also pin what pip installs to build the package (newer pips read the second one).
 export PIP_CONSTRAINT := constraints.txt
@@ -11,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit wheel lowest docs bench mutants format clean
+.PHONY: help demo test lint types imports unit wheel lowest outside docs bench mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -47,6 +48,14 @@ lowest: ## all tests with the lowest versions that pyproject.toml allows (torch 
 	$(LOWEST)/bin/classlens --help > $(LOWEST)/help.txt
 	$(LOWEST)/bin/python -m pytest -W ignore --ignore tests/test_docs.py $(PYTEST_ARGS)
 
+outside: $(VENV)/.all ## networks of other libraries (transformers, monai, peft, ...), in .venv-outside
+	$(PYTHON3) -m venv --clear --without-pip $(OUTSIDE)
+	# What .venv holds is there too: torch is not installed twice.
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	    > "$$($(OUTSIDE)/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth"
+	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/requirements.txt
+	$(OUTSIDE)/bin/python -m pytest -W ignore $(or $(PYTEST_ARGS),tests/outside)
+
 docs: $(VENV)/.all ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html; to search in it: $(BIN)/python -m http.server --directory site"
@@ -63,7 +72,7 @@ format: $(VENV)/.all ## let ruff mend style and formatting
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST) out build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) $(OUTSIDE) out build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 # Debian's python3 has no ensurepip unless python3-venv is there; then its own pip fills the environment.
 $(BIN)/python:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods.cam import apart_from_similar, feature_map, spatial_cuts
+from classlens.methods.cam import apart_from_similar
+from classlens.methods.featuremaps import feature_map, spatial_cuts
 from goldens import distance, load, stored, targets
 from networks import build, pictures
 from steps import Does

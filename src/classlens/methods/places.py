@@ -14,9 +14,9 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _CONV = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 
-def convolution(tape: Tape) -> str:
+def convolution(tape: Tape, transposed: bool = False) -> str:
     """The operation that convolves over the positions of the image: conv2d, or conv3d for volumes and videos."""
-    return f"conv{len(tape.image.shape) - 2}d"
+    return f"conv{'_transpose' if transposed else ''}{len(tape.image.shape) - 2}d"
 
 
 def enlarged(maps: Tensor, size: Sequence[int]) -> Tensor:

@@ -25,6 +25,10 @@ from classlens.methods.registry import Case, LayerTrace, Result, balance, of_col
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
 FAMILY = "attribution-guided factorisation"
+_SATURATED = (
+    "a score is saturated: it has no gradient at such large logits, so its map is 0; explain a mean instead of a sum, "
+    "or use agf, whose score does not saturate"
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Streams:
     start: dict[Value, Tensor]  # the initial relevance, x * gradient at the input of the head
     ledger: Ledger
     trace: dict[Node, dict[str, Tensor]] | None  # the terms of each layer; None: not requested
+    notes: tuple[str, ...] = ()
 
     def gradient(self, node: Node) -> Tensor:
         """The gradient at the input of a layer, through that layer."""
@@ -61,7 +66,7 @@ class Streams:
         """Relevance (K,B,C,H,W), summed over colours, with the sweep's balance, its notes and the trace."""
         packed = of_colours(relevance, balance(sweep, self.start))
         layers = tuple(LayerTrace(node.module, node.op, terms) for node, terms in (self.trace or {}).items())
-        return replace(packed, notes=tuple(sweep.notes), trace=layers)
+        return replace(packed, notes=(*self.notes, *sweep.notes), trace=layers)
 
 
 def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], score: OfClass) -> Streams:
@@ -75,7 +80,8 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
     gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]))
     start = evidence_at(tape, top, gradients)
-    return Streams(tape, gradients, start, Ledger(len(case.images)), {} if case.trace else None)
+    notes = (_SATURATED,) if not cotangents.flatten(2).any(2).all() else ()
+    return Streams(tape, gradients, start, Ledger(len(case.images)), {} if case.trace else None, notes)
 
 
 def _refuse_equal(logits: Tensor) -> None:

@@ -1,0 +1,160 @@
+"""Which feature map a class activation map shows when the target reads only a part of the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import classlens
+from classlens.core.capture import record
+from classlens.methods.featuremaps import all_maps, chosen_maps, share_read
+from classlens.methods.registry import Case
+from classlens.models._torchvision import import_torchvision
+from dense import CLASSES, DENSE, dense
+from networks import pictures
+
+CAMS = ["gradcam", "layercam", "finer-cam"]
+FAR = (3, 3), (44, 60)  # two pixels
+
+
+def logits_at(pixel: tuple[int, int]) -> Callable[[Any], Tensor]:
+    def pick(result: Any) -> Tensor:
+        logits = result["out"] if isinstance(result, dict) else result
+        return logits[:, :, pixel[0], pixel[1]]
+
+    return pick
+
+
+def likeness(model: nn.Module, x: Tensor, method: str) -> float:
+    """The largest cosine between the maps of one class at two pixels that are far apart."""
+    every = list(range(CLASSES))
+    a, b = (classlens.explain(model, x, every, method, output=logits_at(p)).maps[0].flatten(1) for p in FAR)
+    both = a.any(1) & b.any(1)  # random weights make some maps negative, so 0
+    assert both.any()
+    return float(torch.nn.functional.cosine_similarity(a[both], b[both]).max())
+
+
+@pytest.mark.parametrize("method", CAMS)
+@pytest.mark.parametrize("name", DENSE)
+def test_far_apart_pixels_have_maps_of_their_own(name: str, method: str) -> None:
+    assert likeness(dense(name).double(), pictures(1, (48, 64)).double(), method) < 0.999
+
+
+@pytest.mark.parametrize("name", ["unet", "pyramid"])
+@pytest.mark.parametrize("method", CAMS)
+def test_nothing_is_shown_where_the_pixel_reads_nothing(name: str, method: str) -> None:
+    """The gradient at the shown map says what the pixel reads; on these networks that is a part of the picture."""
+    model, x = dense(name).double(), pictures(1, (96, 128)).double()
+    e = classlens.explain(model, x, list(range(CLASSES)), method, output=logits_at((5, 5)))
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(logits_at((5, 5))(model(leaf))[0].sum(), leaf)
+    seen = (gradient != 0).any(1)[0]
+    assert 0 < seen.double().mean() < 0.5
+    rows, columns = (seen.any(axis).nonzero().max() for axis in (1, 0))
+    reach = 16  # a cell of the coarsest map and its bilinear edge
+    assert e.maps.any()
+    assert not e.maps[..., rows + reach :, :].any()
+    assert not e.maps[..., columns + reach :].any()
+    assert any("reads a part of the last feature map" in note for note in e.report.notes)
+
+
+def test_the_map_is_the_end_of_the_encoder_against_hooks() -> None:
+    """DeepLab's branch over the whole picture reads every position of what the backbone gives."""
+    model, x = dense("dilated").double(), pictures(1, (48, 64)).double()
+    kept: list[Tensor] = []
+    handle = model.backbone.register_forward_hook(lambda module, args, output: kept.append(output))
+    score = model(x)["out"][0, 2, 3, 3]
+    handle.remove()
+    (gradient,) = torch.autograd.grad(score, kept[0])
+    cam = (kept[0] * gradient.mean((2, 3), keepdim=True)).sum(1, keepdim=True).clamp(min=0)
+    expected = torch.nn.functional.interpolate(cam, size=(48, 64), mode="bilinear", align_corners=False)[0, 0]
+    found = classlens.explain(model, x, 2, "gradcam", output=logits_at((3, 3))).maps[0, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("method", CAMS)
+@pytest.mark.parametrize("name", DENSE)
+def test_each_image_and_class_chooses_for_itself(name: str, method: str) -> None:
+    model, x = dense(name).double(), pictures(2, (48, 64)).double()
+    together = classlens.explain(model, x, [[1, 4], [0, 2]], method, output=logits_at((20, 30))).maps
+    for row, targets in enumerate([[1, 4], [0, 2]]):
+        alone = classlens.explain(model, x[row : row + 1], targets, method, output=logits_at((20, 30))).maps
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize(("name", "shape", "above"), [("unet", (16, 12, 16), 3), ("dilated", (16, 12, 16), 6)])
+def test_the_end_of_the_encoder_is_chosen(name: str, shape: tuple[int, ...], above: int) -> None:
+    """The U-Net's pixel reads no map wholly: the coarsest one. DeepLab's reads what its backbone gives wholly."""
+    model, x = dense(name).double(), pictures(1, (48, 64)).double()
+    tape = record(model, x, logits_at((20, 30)))
+    case = Case(model, x, tape, torch.tensor([[1]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert seen.features.shape[1:] == shape
+    maps = all_maps(tape)
+    gradients = tape.gradients(case.directions(), [m.value for m in maps])
+    shares = {m.value: float(share_read(gradients[m.value])) for m in maps}
+    wholly = [m for m in maps if shares[m.value] == 1]
+    least = min(m.places() for m in maps)
+    expected = wholly[0] if wholly else next(m for m in maps if m.places() == least)
+    assert torch.equal(seen.features, expected.value.tensor)
+    assert bool(wholly) == (name == "dilated")
+    assert expected.above == above
+    assert [m.above for m in maps] == sorted(m.above for m in maps)  # the deepest first
+
+
+def test_a_whole_picture_is_read_wholly() -> None:
+    """A mean over all pixels is a classifier with a convolutional head: its own class map is shown, as before."""
+    model, x = dense("unet").double(), pictures(1, (48, 64)).double()
+    e = classlens.explain(model, x, 2, "gradcam", output=lambda y: y.mean((2, 3)))
+    expected = model(x)[0, 2].detach().clamp(min=0) / (48 * 64)
+    torch.testing.assert_close(e.maps[0, 0], expected, rtol=1e-9, atol=1e-15)
+    assert e.report.notes == ()
+
+
+class Queries(nn.Module):
+    """As in a detection transformer: queries attend to a feature map, and the logits of all layers are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
+        self.queries, self.fc = nn.Parameter(torch.randn(1, 20, 12)), nn.Linear(12, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.body(x).flatten(2).mT
+        first = torch.nn.functional.scaled_dot_product_attention(self.queries.expand(len(x), -1, -1), places, places)
+        second = first + torch.nn.functional.scaled_dot_product_attention(first, places, places)
+        return torch.stack([self.fc(first), self.fc(second)], 1)  # (B,2,20,7)
+
+
+@pytest.mark.parametrize("method", CAMS)
+def test_queries_are_no_places(method: str) -> None:
+    torch.manual_seed(0)
+    model, x = Queries().eval().double(), pictures(1, (48, 64)).double()
+    maps = classlens.explain(model, x, [0, 1, 2], method, output=lambda y: y[:, -1, 3]).maps[0].flatten(1)
+    assert torch.corrcoef(maps)[0, 1:].abs().max() < 0.999
+    named = classlens.explain(model, x, [0, 1, 2], method, output=lambda y: y[:, -1, 3], layer="body").maps[0]
+    torch.testing.assert_close(maps, named.flatten(1))
+
+
+@pytest.mark.parametrize("name", ["fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"])
+def test_torchvisions_segmentation_networks(name: str) -> None:
+    build = getattr(import_torchvision().models.segmentation, name)
+    torch.manual_seed(0)
+    model, x = build(weights=None, weights_backbone=None, num_classes=5).eval(), pictures(1, (64, 96))
+    assert likeness(model, x, "gradcam") < 0.999
+
+
+@pytest.mark.parametrize("method", ["agf-release", "agf-paper"])
+def test_a_saturated_score_says_so(method: str) -> None:
+    """The softmax of sums over a region has no gradient: the map is 0, and a note says why."""
+    model, x = dense("unet"), pictures(1, (48, 64))
+    e = classlens.explain(model, x, 2, method, output=lambda y: 1e3 * y[:, :, 8:30, 8:30].sum((2, 3)))
+    assert not e.maps.any()
+    assert any("saturated" in note and "agf" in note for note in e.report.notes)
+    small = classlens.explain(model, x, 2, method, output=lambda y: y[:, :, 8:30, 8:30].mean((2, 3)))
+    assert small.maps.any()
+    assert small.report.notes == ()
