@@ -272,10 +272,8 @@ def operations(model: LoadedModel) -> dict[str, int]:
     >>> operations(load("efficientnet-lite0"))
     {'conv2d': 49, 'batch_norm': 49, 'hardtanh': 33, ...}
     """
-    crop = model.preprocess.crop or 224
-    height, width = (crop, crop) if isinstance(crop, int) else crop
     weight = next(model.model.parameters())
-    found = record(model.model, torch.zeros(1, 3, height, width).to(weight)).ops()
+    found = record(model.model, torch.zeros(1, *model.preprocess.shape).to(weight)).ops()
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
