@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
 from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
-from classlens.data.images import check_batch
+from classlens.data.batches import as_batch, pictures, stacked
+from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
 from classlens.methods import METHODS, Case, LayerTrace, Method, Result, check_options, resolve
-from classlens.models.loaded import LoadedModel
+from classlens.models.loaded import LoadedModel, described
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,6 +160,8 @@ def explain(
     trace: bool = False,
     output: Picker = None,
     multilabel: bool | None = None,
+    preprocess: Callable[..., Any] | None = None,
+    labels: Sequence[str] | None = None,
     **options: Any,
 ) -> Explanation:
     """Show where a network finds each class.
@@ -168,17 +172,20 @@ def explain(
     >>> e = classlens.explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat")      # another question
 
     `model` is any `nn.Module` in eval mode, which is left unchanged, or a loaded model. `images` is a preprocessed
-    tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the most likely class) |
-    index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a number from one
-    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name
-    from `classlens.METHODS`; pass its options as keywords or in brackets, "agf-release(without=A)". `output` selects
-    the logits if the model returns a dict or a tuple. `multilabel=True`: each class has an independent probability
-    (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms of every layer.
+    tensor (B,3,H,W), array or batch of a processor. With a loaded model, or with `preprocess` (any function of an
+    image, such as `weights.transforms()`), also file paths, PIL images or arrays of pixels. `targets`: None (the
+    most likely class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a
+    number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam.
+    `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
+    "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
+    each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
+    of every layer.
 
     A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
     the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
+    model = described(model, preprocess, labels)
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
     case, result = run(model, images, targets, method, **asked, **options)
     report = _report(result, case.tape.ops(), time.perf_counter() - begun)
@@ -283,14 +290,12 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or the result of classlens.load()")
-    if not isinstance(images, Tensor):
+    batch = as_batch(images)
+    if batch is None:
         if loaded is None:
-            raise ImageError("files and PIL images need a loaded model (classlens.load), which knows its preprocessing")
-        sources = list(images) if isinstance(images, list | tuple) else [images]
-        if not sources:
-            raise ImageError("no images were given; give at least one")
-        images = torch.stack([loaded.preprocess(source) for source in sources])
-    batch = check_batch(images)
+            raise ImageError("files and pictures need preprocessing: give preprocess=, or a model of classlens.load()")
+        batch = stacked([loaded.preprocess(source)[None] for source in pictures(images)])
+    batch = check_batch(batch)
     device, dtype = _home(network, batch)
     with torch.inference_mode(False):
         batch = batch.clone() if batch.is_inference() else batch
@@ -333,7 +338,7 @@ def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
     labels = None if loaded is None else loaded.labels
     if labels is not None and len(labels) != classes:
         raise ModelError(
-            f"the model has {classes} classes but {len(labels)} labels; fix its card, or load it without labels"
+            f"the model has {classes} classes but {len(labels)} labels; give one label for each class, or none"
         )
     return labels
 
@@ -342,12 +347,7 @@ def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
     """The images to draw under the maps; if the preprocessing is unknown, the input rescaled to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())
-    pictures = batch.float()
-    if pictures.shape[1] != 3:
-        pictures = pictures.mean(1, keepdim=True).expand(-1, 3, *pictures.shape[2:])
-    axes = tuple(range(1, pictures.dim()))
-    low, high = pictures.amin(axes, keepdim=True), pictures.amax(axes, keepdim=True)
-    return (pictures - low) / (high - low).clamp(min=1e-12)
+    return rescaled(batch.float())
 
 
 def _report(result: Result, ops: dict[str, int], seconds: float) -> Report:

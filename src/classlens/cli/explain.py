@@ -28,11 +28,15 @@ from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
+    from classlens.models import ScanPreprocess
 
 
 def explain(
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE", help="Image files or scans, or folders of them (images recursively).", show_default=False
+        ),
     ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
@@ -72,13 +76,16 @@ def explain(
 
         classlens explain photo.jpg --model runs/voc --multilabel
 
+        classlens explain scan.nii.gz --model nodules/card.json
+
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
-    segmentation.png, the class with the most evidence at each pixel.
+    segmentation.png, the class with the most evidence at each pixel. For a volume, each map is also a NIfTI file on the
+    scan's own grid.
     """
     import classlens
     from classlens.data.images import ahead
+    from classlens.models import ScanPreprocess
 
-    images = _pictures(images)
     if multilabel and (classes or top or rather_than):
         raise typer.BadParameter(
             "--multilabel selects the classes itself; use it without --class, --top and --rather-than"
@@ -89,6 +96,7 @@ def explain(
         raise ModelError(
             f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
         )
+    images = _scans(images) if isinstance(loaded.preprocess, ScanPreprocess) else _pictures(images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
@@ -100,6 +108,8 @@ def explain(
                 asked: dict[str, Any] = {"rather_than": rivals_of(rather_than), "trace": trace}
                 explanation = classlens.explain(loaded, read()[None], targets, method, **asked)
                 written = _save(explanation, folder, trace, multilabel)
+                if isinstance(loaded.preprocess, ScanPreprocess):
+                    written += _save_on_scan(explanation, loaded.preprocess, image, folder)
             except (ImageError, TargetError) as error:
                 if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
                     raise  # it would be repeated for every image
@@ -121,17 +131,27 @@ def explain(
         raise typer.Exit(2)
 
 
-def _pictures(paths: Sequence[Path]) -> list[Path]:
-    """The files, and the files in folders, sorted by name."""
+def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
+    """The files, and the files anywhere in folders, sorted by name; not the figures of an earlier run in `out`."""
     from classlens.data.find import pictures_in
 
     found: list[Path] = []
     for path in paths:
-        inside = sorted(pictures_in(path)) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            own = out.resolve()
+            inside = sorted(p for p in pictures_in(path, deep=True) if own not in p.resolve().parents)
         if not inside:
             raise ImageError(f"there are no images in {path}")
         found += inside
     return found
+
+
+def _scans(paths: Sequence[Path]) -> list[Path]:
+    """The files, and the files in folders; a folder with none of them is a DICOM series."""
+    from classlens.data.scans import scans_in
+
+    return [scan for path in paths for scan in scans_in(path)]
 
 
 def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
@@ -142,7 +162,7 @@ def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
     """
     names: list[str] = []
     for image in images:
-        stem = image.stem or "image"
+        stem = Path(image.name.removesuffix(".gz")).stem or "image"
         free = (name for name in (stem, *(f"{stem}-{i}" for i in range(2, len(images) + 2))) if name not in names)
         names.append(next(free))
     return [out / name for name in names]
@@ -161,10 +181,24 @@ def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool)
     return written
 
 
+def _save_on_scan(explanation: Explanation, preprocess: ScanPreprocess, image: Path, folder: Path) -> list[Path]:
+    """The maps of a volume as NIfTI files on the scan's own grid, if the scan says where its voxels lie."""
+    from classlens.data.scans import write_nifti
+    from classlens.render import stem
+
+    scan = preprocess.read(image)
+    if scan.affine is None or preprocess.axes != 3:
+        return []
+    maps = preprocess.back(explanation.maps[0], scan).numpy()
+    return [write_nifti(folder / f"{stem(explanation, 0, k)}.nii.gz", one, scan.affine) for k, one in enumerate(maps)]
+
+
 def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
     from classlens import render
     from classlens.evaluate.tests.segmentation import label_map
 
+    if explanation.maps.dim() != 4:
+        raise ImageError("a volume has no segmentation figure; explain it without --multilabel, with --class or --top")
     labels = label_map(explanation.maps[0].float().cpu().numpy(), explanation.signed)
     return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))
 

@@ -92,6 +92,19 @@ def to_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
 
 
+def rescaled(images: Tensor) -> Tensor:
+    """(B,C,*size) or (C,H,W) from each image's own range to [0, 1], to draw an input whose preprocessing is unknown.
+
+    Channels that are not red, green and blue become grey: their mean.
+    """
+    channel = 0 if images.ndim == 3 else 1
+    if images.shape[channel] != 3:
+        images = images.mean(channel, keepdim=True).repeat_interleave(3, channel)
+    axes = tuple(range(channel, images.ndim))
+    low, high = images.amin(axes, keepdim=True), images.amax(axes, keepdim=True)
+    return (images - low) / (high - low).clamp(min=1e-12)
+
+
 def check_batch(images: Tensor) -> Tensor:
     """Return the images unchanged if they are a valid network input: (B, C, H, W), floating point, finite.
 

@@ -56,6 +56,17 @@ def open_scan(source: str | os.PathLike[str], axes: int) -> Scan:
     return scan
 
 
+def scans_in(path: Path) -> list[Path]:
+    """The scans in a folder, sorted by name; a file is itself, and so is the folder of a DICOM series.
+
+    >>> scans_in(Path("study"))
+    [PosixPath('study/first.nii.gz'), PosixPath('study/second.nii.gz')]
+    """
+    whole = [ending for ending in _READERS if ending != ".dcm"]
+    inside = sorted(p for p in path.iterdir() if p.name.lower().endswith(tuple(whole))) if path.is_dir() else []
+    return inside or [path]
+
+
 Reader: TypeAlias = Callable[[Path, str, int], Scan]
 
 

@@ -125,9 +125,7 @@ class ScanPreprocess(Preprocess):
         return (tensor * std + mean).index_select(channel_axis, torch.tensor(places, device=tensor.device)).clamp(0, 1)
 
     def frame(self, image: Image.Image) -> Image.Image:
-        raise ModelError(
-            f"this network reads {self._names}, not photos: only explain and compare work with it"
-        )
+        raise ModelError(f"this network reads {self._names}, not photos: only explain and compare work with it")
 
     @property
     def shape(self) -> tuple[int, ...]:
