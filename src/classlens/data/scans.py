@@ -221,7 +221,7 @@ def _read_tiff(path: Path, name: str, axes: int) -> Scan:
     tifffile = library("tifffile", name)
     with open_regular(path, name) as stream:
         try:
-            with tifffile.TiffFile(stream) as tiff:
+            with tifffile.TiffFile(stream, name=path.name) as tiff:
                 if len(tiff.series) != 1:
                     raise ImageError(f"{name} holds {len(tiff.series)} images of different sizes: give a file with one")
                 letters, shape = tiff.series[0].axes, tiff.series[0].shape

@@ -101,18 +101,21 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
     _, classes, *_, height, width = first.maps.shape
     methods = [*explanations, *failures]
     blocks = [methods[i : i + _ABREAST] for i in range(0, len(methods), _ABREAST)]
-    rivals = [_lines(rival_text(first, 0, k), 36) for k in range(classes)]
+    slices = [strongest(one) if one.dim() == 3 else None for one in first.maps[0]]  # of a volume, for every method
+    rivals = [
+        [*_lines(rival_text(first, 0, k), 36), *([] if at is None else [f"slice {at + 1} of {first.maps.shape[2]}"])]
+        for k, at in enumerate(slices)
+    ]
     lines = max(map(len, rivals))
     fig, axes = panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0, lines=lines)
     for row, (block, k) in enumerate(itertools.product(blocks, range(classes))):
-        at = strongest(first.maps[0, k]) if first.maps.dim() == 5 else None  # one slice of a volume, for every method
-        draw(axes[row][0], flat(first, 0, k, at)[0])
+        draw(axes[row][0], flat(first, 0, k, slices[k])[0])
         chance = probability_text(first.probability(0, k))
         head(axes[row][0], class_name(first, 0, k), chance, size=8.5, below=rivals[k])
         for panel, method in itertools.zip_longest(axes[row][1:], block):
             if method in explanations:
                 e = explanations[method]
-                draw(panel, flat(e, 0, k, at)[1])
+                draw(panel, flat(e, 0, k, slices[k])[1])
                 head(panel, method, f"{e.report.seconds:.1f} s", size=8.5)
             else:  # it failed, or the last block is shorter
                 panel.set_axis_off()

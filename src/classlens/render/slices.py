@@ -61,12 +61,8 @@ def strips(explanation: Explanation, names: list[list[tuple[str, str]]]) -> Figu
     fig, axes = panels(rows * (1 + classes), len(shown[0]), height / width, panel=_PANEL)
     lines = iter(axes)
     for row, chosen in enumerate(shown):
-        _line(
-            next(lines),
-            pixels_of(explanation.pictures[row])[chosen],
-            "picture",
-            [f"{i + 1} of {depth}" for i in chosen],
-        )
+        pictures = pixels_of(explanation.pictures[row])[chosen]
+        _line(next(lines), pictures, "picture", [f"{i + 1} of {depth}" for i in chosen])
         for k, (name, chance) in enumerate(names[row]):
             _line(next(lines), flat(explanation, row, k)[1][chosen], name, ["" for _ in chosen[1:]] + [chance])
     return fig
