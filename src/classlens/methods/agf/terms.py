@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.rules.generic import Quotient, divide, divide_released
 from classlens.errors import MethodError
-from classlens.methods.places import enlarged
+from classlens.methods.places import enlarged, shortest_side
 
 TERMS = "A", "Fx", "Fdx", "M", "gate"  # the terms that `without=` accepts
 
@@ -29,14 +31,13 @@ class Formula:
     zero_is_background: bool  # the background is phi <= 0, or phi < 0
     normalise_factors: bool  # divide F by its maximum
     shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
-    gate_by_place: bool  # the gate uses the mean of C over channels, or C itself
+    gate: float | None  # the weight of F_x + M; None: 1 / (1 + exp(-C))
     quotient: Quotient
-    without: frozenset[str] = frozenset()  # terms that the residual omits: "Fx", "Fdx", "M", "gate"
 
 
-PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
-RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
-BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so the gate is little more than 1/2 either way
+PAPER = Formula(1.0, 0.0, True, True, True, None, divide)
+RELEASE = Formula(10.0, 1.0, False, False, False, None, divide_released)
+BALANCED = replace(RELEASE, gate=0.5)  # C is small beside 1, so the published gate is 1/2 to a few digits
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,14 @@ def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
     return scores.gather(2, targets[:, :, None]).squeeze(2)
 
 
-LARGEST_WEIGHT = 0.2  # of a single rival
+LARGEST_WEIGHT = 0.1  # of a single rival
 
 
 def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
     """The class above its rivals, none of which dominates: y_t - sum_{k != t} p_k y_k; (B,K).
 
     p = softmax(beta y) over the other classes, treated as a constant. beta is 1 / std(y) or, if a single rival would
-    then weigh more than a fifth, smaller, so that it weighs a fifth. So a second dog breed is one rival among many:
+    then weigh more than a tenth, smaller, so that it weighs a tenth. So a second dog breed is one rival among many:
     what the two have in common stays evidence for both, and another object in the picture is still evidence against.
     Like the softmax, and unlike Eq. 7, the score is invariant to a shift of the logits.
     """
@@ -187,14 +188,14 @@ class Residual:
 
 
 def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: Options) -> Residual:
-    """F_dx, F_x, M and the gate 1 / (1 + exp(-C)) of a layer's input x, its gradient and its C.
+    """F_dx, F_x, M and the gate of a layer's input x, its gradient and its C.
 
     C, averaged over channels, separates the foreground (positive) from the background.
     """
     partition, nothing = c.mean(2, keepdim=True), c.new_zeros([1] * c.dim())
-    dropped = options.dropped | formula.without
+    dropped = options.dropped
     f_dx = nothing if "Fdx" in dropped else factorised(gradient, partition, formula)
-    gate = 1.0 if "gate" in dropped else torch.sigmoid(partition if formula.gate_by_place else c)
+    gate = 1.0 if "gate" in dropped else torch.sigmoid(c) if formula.gate is None else formula.gate
     if options.gradcam:
         return Residual(gradcam_residual(x, gradient), f_dx, nothing, gate)
     f_x = nothing if "Fx" in dropped else factorised(x, partition, formula)
@@ -271,6 +272,10 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- balanced
 
 
+_AVERAGE: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
+NEARBY = 1 / 20  # of the shorter side: how far the relevance at the image reaches as a weight of S
+
+
 def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
     """carrier + weight * residual over the active units, with the residual scaled to sum 0 and the carrier's magnitude.
 
@@ -298,7 +303,7 @@ def _centred(residual: Tensor, count: Tensor) -> Tensor:
 
 
 def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
-    """S: coarse evidence from deep layers, at the size of the image; (K,B,1,H,W).
+    """S: coarse evidence from deep layers, at the size of the image; (K,B,1,H,W), float64.
 
     `seen` has the relevance over positions (K,B,h,w) for each resolution. Each is upsampled and scaled to sum 0 and
     magnitude 1, so that no resolution outweighs another.
@@ -308,12 +313,37 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
 
+def with_coarse(relevance: Tensor, coarse: Tensor) -> Tensor:
+    """Relevance at the image (K,B,C,H,W) plus S (K,B,1,H,W), weighted by the relevance nearby.
+
+    a = mean of |R| around each pixel;  R + a (S - sum(a S) / sum(a)), the second part at R's magnitude. S says which
+    regions count for and against the class; a is small where R found nothing, so R keeps its outlines. The sum of R
+    is conserved. The colours share equally.
+    """
+    fine = relevance.sum(2, keepdim=True).double()
+    near, size = _nearby(fine.abs()), fine.abs().sum(tuple(range(2, fine.dim())), keepdim=True)
+    return relevance + (size * near * _centred(coarse, near) / relevance.shape[2]).to(relevance)
+
+
+def _nearby(t: Tensor) -> Tensor:
+    """The mean of maps (K,B,1,H,W) over a square around each pixel: a twentieth of the shorter side in each direction.
+
+    At the border, the square is cut off. In a volume it is a cube.
+    """
+    flat = t.flatten(0, 1)
+    reach, axes = round(shortest_side(flat) * NEARBY), flat.dim() - 2
+    for axis in range(axes):  # one axis at a time: fewer sums
+        kernel, padding = ([size if other == axis else none for other in range(axes)]
+                           for size, none in ((2 * reach + 1, 1), (reach, 0)))  # fmt: skip
+        flat = _AVERAGE[axes](flat, kernel, 1, padding, count_include_pad=False)
+    return flat.reshape(t.shape)
+
+
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
     """A [1 2 1]/4 filter along each axis over the active units of each channel; the sum is conserved.
 
     Strided convolutions pass relevance only to every second position; this removes the checkerboard. `t` is 0 where
-    `active` is 0; elsewhere the norm is at least the centre of the filter, 1/4 for two
-    axes.
+    `active` is 0; elsewhere the norm is at least the centre of the filter, 1/4 with two axes.
     """
     axes = t.dim() - 3
     norm = _blur(active.to(t), axes).clamp_(min=0.5**axes)
