@@ -212,3 +212,15 @@ def test_a_single_slice_has_the_sides_of_its_image() -> None:
     assert shortest_side(torch.zeros(1, 1, 1, 30, 20)) == 20
     assert shortest_side(torch.zeros(1, 1, 8, 30, 20)) == 8
     assert shortest_side(torch.zeros(1, 1, 1, 1, 1)) == 1
+
+
+def test_coarse_evidence_counts_where_there_is_relevance_nearby() -> None:
+    torch.manual_seed(0)
+    relevance, coarse = torch.randn(1, 1, 2, 20, 24, 22).double(), torch.randn(1, 1, 1, 20, 24, 22).double()
+    fine, reach = relevance[0, 0].sum(0), 1  # a twentieth of 20
+    near = torch.zeros_like(fine)
+    for place in np.ndindex(20, 24, 22):
+        near[place] = fine[tuple(slice(max(p - reach, 0), p + reach + 1) for p in place)].abs().mean()
+    s = coarse[0, 0, 0] - (near * coarse[0, 0, 0]).sum() / near.sum()
+    added = fine.abs().sum() * near * s / (near * s).abs().sum()
+    assert torch.allclose(terms.with_coarse(relevance, coarse)[0, 0], relevance[0, 0] + added / 2)

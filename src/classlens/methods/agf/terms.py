@@ -7,9 +7,9 @@ Volumes and videos have three axes of positions instead of two, and the same equ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -272,7 +272,6 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- balanced
 
 
-_AVERAGE: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
 NEARBY = 1 / 20  # of the shorter side: how far the relevance at the image reaches as a weight of S
 
 
@@ -330,13 +329,12 @@ def _nearby(t: Tensor) -> Tensor:
 
     At the border, the square is cut off. In a volume it is a cube.
     """
-    flat = t.flatten(0, 1)
-    reach, axes = round(shortest_side(flat) * NEARBY), flat.dim() - 2
-    for axis in range(axes):  # one axis at a time: fewer sums
-        kernel, padding = ([size if other == axis else none for other in range(axes)]
-                           for size, none in ((2 * reach + 1, 1), (reach, 0)))  # fmt: skip
-        flat = _AVERAGE[axes](flat, kernel, 1, padding, count_include_pad=False)
-    return flat.reshape(t.shape)
+    reach = round(shortest_side(t[0]) * NEARBY)
+    found = t
+    for axis in range(3, t.dim()):  # one axis at a time: fewer sums
+        lines = found.reshape(-1, 1, t.shape[axis], math.prod(t.shape[axis + 1 :]))
+        found = F.avg_pool2d(lines, (2 * reach + 1, 1), 1, (reach, 0), count_include_pad=False).reshape(t.shape)
+    return found
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
