@@ -28,7 +28,7 @@ from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
-    from classlens.models import ScanPreprocess
+    from classlens.models import LoadedModel
 
 
 def explain(
@@ -84,7 +84,6 @@ def explain(
     """
     import classlens
     from classlens.data.images import ahead
-    from classlens.models import ScanPreprocess
 
     if multilabel and (classes or top or rather_than):
         raise typer.BadParameter(
@@ -96,7 +95,7 @@ def explain(
         raise ModelError(
             f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
         )
-    images = _scans(images) if isinstance(loaded.preprocess, ScanPreprocess) else _pictures(images, out)
+    images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
@@ -107,9 +106,7 @@ def explain(
             try:
                 asked: dict[str, Any] = {"rather_than": rivals_of(rather_than), "trace": trace}
                 explanation = classlens.explain(loaded, read()[None], targets, method, **asked)
-                written = _save(explanation, folder, trace, multilabel)
-                if isinstance(loaded.preprocess, ScanPreprocess):
-                    written += _save_on_scan(explanation, loaded.preprocess, image, folder)
+                written = _save(explanation, folder, trace, multilabel) + _on_scan(explanation, loaded, image, folder)
             except (ImageError, TargetError) as error:
                 if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
                     raise  # it would be repeated for every image
@@ -147,11 +144,14 @@ def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
     return found
 
 
-def _scans(paths: Sequence[Path]) -> list[Path]:
-    """The files, and the files in folders; a folder with none of them is a DICOM series."""
+def _inputs(loaded: LoadedModel, paths: Sequence[Path], out: Path) -> list[Path]:
+    """The pictures in files and folders or, for a network that reads scans, the scans."""
     from classlens.data.scans import scans_in
+    from classlens.models import ScanPreprocess
 
-    return [scan for path in paths for scan in scans_in(path)]
+    if isinstance(loaded.preprocess, ScanPreprocess):
+        return [scan for path in paths for scan in scans_in(path)]
+    return _pictures(paths, out)
 
 
 def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
@@ -181,15 +181,18 @@ def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool)
     return written
 
 
-def _save_on_scan(explanation: Explanation, preprocess: ScanPreprocess, image: Path, folder: Path) -> list[Path]:
-    """The maps of a volume as NIfTI files on the scan's own grid, if the scan says where its voxels lie."""
+def _on_scan(explanation: Explanation, loaded: LoadedModel, image: Path, folder: Path) -> list[Path]:
+    """Write the maps of a volume as NIfTI files on the scan's own grid, if the scan says where its voxels lie."""
     from classlens.data.scans import write_nifti
+    from classlens.models import ScanPreprocess
     from classlens.render import stem
 
-    scan = preprocess.read(image)
-    if scan.affine is None or preprocess.axes != 3:
+    if not isinstance(loaded.preprocess, ScanPreprocess) or loaded.preprocess.axes != 3:
         return []
-    maps = preprocess.back(explanation.maps[0], scan).numpy()
+    scan = loaded.preprocess.read(image)
+    if scan.affine is None:
+        return []
+    maps = loaded.preprocess.back(explanation.maps[0], scan).numpy()
     return [write_nifti(folder / f"{stem(explanation, 0, k)}.nii.gz", one, scan.affine) for k, one in enumerate(maps)]
 
 
