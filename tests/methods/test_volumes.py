@@ -17,6 +17,7 @@ from classlens.methods.perturbation import rise_masks, total_variation
 from classlens.methods.places import enlarged, filtered_along, shortest_side
 from networks import build, pictures, volumes
 from quick import QUICK
+from slow_agf import between
 
 DRAWN = "random", "rise"  # their random numbers depend on the number of axes
 
@@ -137,16 +138,6 @@ def test_smoothing_along_three_axes_place_by_place() -> None:
         for to, share in near.items():
             expected[to] += t[(0, 0, 0, *place)] * share / sum(near.values())
     assert torch.allclose(terms.smoothed(t, active)[0, 0, 0], expected)
-
-
-def between(small: int, large: int) -> Tensor:
-    """(large, small): the places that each place of an enlarged axis is made of, centres on centres."""
-    weights = torch.zeros(large, small).double()
-    for i in range(large):
-        at = min(max((i + 0.5) * small / large - 0.5, 0), small - 1)
-        weights[i, int(at)] += 1 - (at - int(at))
-        weights[i, min(int(at) + 1, small - 1)] += at - int(at)
-    return weights
 
 
 def test_coarse_evidence_is_trilinear() -> None:

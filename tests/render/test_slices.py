@@ -47,9 +47,11 @@ def test_figures_and_files_of_a_volume(tmp_path: Path) -> None:
     assert len(e.figure().axes) == 6 * 3 + 1  # six slices of the picture and of two classes, and the colour bar
     written = {path.name: path for path in e.save(tmp_path)}
     (name,) = [name for name in written if name.startswith(f"0-{int(e.targets[0, 0])}")]
-    assert Image.open(written[name]).size == (6 * 24, 16)
-    assert np.load(written["maps.npz"])["maps"].shape == (1, 2, 8, 16, 24)
-    assert np.array_equal(np.asarray(Image.open(written[name])), side_by_side(e, 0, 0))
+    with Image.open(written[name]) as image:
+        assert image.size == (6 * 24, 16)
+        assert np.array_equal(np.asarray(image), side_by_side(e, 0, 0))
+    with np.load(written["maps.npz"]) as arrays:
+        assert arrays["maps"].shape == (1, 2, 8, 16, 24)
     compared = classlens.compare(build("volume"), volumes(1, (8, 16, 24)), 1, ["gradcam", "gradient"])
     assert compared.figure() is not None
 
