@@ -24,6 +24,7 @@ import time
 import hypothesis
 import torch
 from faults import Mutant, mutants
+from fork import forked
 from outcomes import Rows, explained, report, write_table
 from reach import Plan, collected, measured
 from trial import Keep, Outcome, try_in_functions, try_on_import
@@ -47,12 +48,26 @@ def main() -> None:
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
         plan = Plan(measured(), *collected())
-        keep = _kept(rows, len(todo))
-        try_on_import([m for m in todo if plan.runs_on_import(m)], sources, plan, args.jobs, keep)
-        try_in_functions([m for m in todo if not plan.runs_on_import(m)], sources, plan, args.jobs, keep)
+        later = [m for m in todo if plan.runs_on_import(m)]
+        sooner = [m for m in todo if m not in set(later)]
+        # In a fork: what is tried later needs a process that has not imported the package.
+        _waited_for(forked(lambda: try_in_functions(sooner, sources, plan, args.jobs, _kept(rows, len(sooner))), None))
+        rows = Rows()
+        try_on_import(later, sources, plan, args.jobs, _kept(rows, len(later)))
     if args.only == [""]:
         write_table(everything, rows)
     sys.exit(report(chosen, rows))
+
+
+def _waited_for(pid: int) -> None:
+    try:
+        _, status = os.waitpid(pid, 0)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
+    if status:
+        sys.exit("stopped; the next run goes on here")
 
 
 def _kept(rows: Rows, count: int) -> Keep:

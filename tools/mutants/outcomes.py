@@ -19,8 +19,8 @@ argument left out. A fault is killed when a test fails. Every fault that survive
 
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by all tests of its own test file that reach it, and by the quickest of the others, which take
-{seconds:.0f} seconds together. Tests that were left out might kill a few more. A verdict is kept while the function
-stays as it is.
+{seconds:.0f} seconds together; code that runs on import, by the tests of its own file and of the registry. Tests that
+were left out might kill a few more. A verdict is kept while the function stays as it is.
 
 {state}
 

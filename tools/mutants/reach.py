@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, near_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
@@ -198,7 +198,7 @@ class Plan:
         for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
             way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
             turns[test.partition("[")[0], way] += 1
-            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) != own_tests(mutant.file)
+            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) not in near_tests(mutant.file)
             ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
@@ -209,8 +209,9 @@ class Plan:
         return chosen
 
     def _reaching(self, mutant: Mutant) -> list[str]:
-        if self.runs_on_import(mutant):  # any test of the file may notice, and those of tables that modules write into
-            return [t for t, r in self.reach.items() if mutant.file in r["lines"] or file_of(t) in TABLES]
+        if self.runs_on_import(mutant):  # tests of the file, and of the tables that modules write into
+            near = [test for test in self.reach if file_of(test) in near_tests(mutant.file)]
+            return near or [test for test, reached in self.reach.items() if mutant.file in reached["lines"]]
         at = _lines(mutant)
         return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
 

@@ -44,8 +44,8 @@ def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan
         keep(mutant, outcome)
 
 
-def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> None:
-    """Faults in functions: the tests are collected here, once, and every fork runs some of them."""
+def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> int:
+    """Faults in functions: the tests are collected here, once, and every fork runs some of them. 1: interrupted."""
 
     def loop(items: Mapping[str, Any]) -> None:
         functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
@@ -60,8 +60,8 @@ def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: P
         for mutant, outcome in _tried(todo, plan, jobs, attempt):
             keep(mutant, outcome)
 
-    if pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) == pytest.ExitCode.INTERRUPTED:
-        sys.exit("stopped; the next run goes on here")
+    ended = pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) if todo else 0
+    return int(ended == pytest.ExitCode.INTERRUPTED)
 
 
 class Collected:

@@ -31,10 +31,10 @@ def test_files() -> list[str]:
     return sorted({file.relative_to(ROOT).as_posix() for file in files} - set(LEFT_ASIDE))
 
 
-def own_tests(file: str) -> str:
-    """The test file that mirrors a source file."""
+def near_tests(file: str) -> tuple[str, ...]:
+    """The test file that mirrors a source file, and those of the tables that modules write into."""
     path = Path(file)
-    return f"tests/{path.parent}/test_{path.stem}.py"
+    return f"tests/{path.parent}/test_{path.stem}.py", *TABLES
 
 
 def version(paths: Iterable[Path]) -> str:
