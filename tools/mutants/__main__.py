@@ -4,9 +4,8 @@
     python tools/mutants --only linear.py --sample 40
     python tools/mutants --again                      # also those that survived without a reason
 
-torch is imported once; each fault is tried in a fork of this process, whose import hook gives it the changed module.
-Which tests reach a line is measured first. A fault that no test notices has to stand in survivors.toml with the reason;
-tests/MUTANTS.md is the table.
+torch is imported once; each fault is tried in a fork. Which tests reach a line is measured first. A fault that no test
+notices has to stand in survivors.toml with the reason; tests/MUTANTS.md is the table.
 """
 
 from __future__ import annotations
@@ -107,4 +106,7 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the next run goes on here")
