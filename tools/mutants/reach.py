@@ -178,6 +178,7 @@ class Plan:
         there = set(tests)
         self.reach = {test: reached for test, reached in reach.items() if test in there}
         self.imported = imported
+        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `tests_for` gave for a statement
 
     def runs_on_import(self, mutant: Mutant) -> bool:
         """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
@@ -187,7 +188,14 @@ class Plan:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault, the most promising first: all of its own test file, and others for SECONDS.
+        """The tests that reach a fault, the most promising first."""
+        at = mutant.file, mutant.line, mutant.lines, mutant.around
+        if at not in self.known:
+            self.known[at] = self._chosen(mutant)
+        return self.known[at]
+
+    def _chosen(self, mutant: Mutant) -> list[str]:
+        """All tests of its own test file that reach a fault, and others for SECONDS.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
