@@ -195,7 +195,7 @@ class Plan:
         return self.known[at]
 
     def _chosen(self, mutant: Mutant) -> list[str]:
-        """All tests of its own test file that reach a fault, and others for SECONDS.
+        """Tests that reach a fault, as many as take SECONDS.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
@@ -210,10 +210,10 @@ class Plan:
             ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
-        for _, elsewhere, seconds, test in sorted(ordered):
-            total += seconds * elsewhere
-            if not elsewhere or total <= SECONDS or not chosen:
+        for _, _, seconds, test in sorted(ordered):
+            if not chosen or total + seconds <= SECONDS:
                 chosen.append(test)
+                total += seconds
         return chosen
 
     def _reaching(self, mutant: Mutant) -> list[str]:
