@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import record
+from classlens.errors import MethodError
 from classlens.methods.featuremaps import all_maps, chosen_maps, share_read
 from classlens.methods.registry import Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
-from networks import pictures
+from networks import build, pictures
 
 CAMS = ["gradcam", "layercam", "finer-cam"]
 FAR = (3, 3), (44, 60)  # two pixels
@@ -59,7 +61,15 @@ def test_nothing_is_shown_where_the_pixel_reads_nothing(name: str, method: str) 
     assert e.maps.any()
     assert not e.maps[..., rows + reach :, :].any()
     assert not e.maps[..., columns + reach :].any()
-    assert any("reads a part of the last feature map" in note for note in e.report.notes)
+    (note,) = e.report.notes
+    assert re.search(r"the target reads a part of the last feature map; shown is an earlier one, \d+x\d+", note)
+
+
+def test_a_misspelt_layer_is_answered_with_the_nearest_names() -> None:
+    with pytest.raises(MethodError, match=r"in a layer 'featurs'; did you mean features( or [\w.]+)*\?"):
+        classlens.explain(build("plain"), pictures(1), 0, "gradcam", layer="featurs")
+    with pytest.raises(MethodError, match=r"in a layer 'zzz'$"):
+        classlens.explain(build("plain"), pictures(1), 0, "gradcam", layer="zzz")
 
 
 def test_the_map_is_the_end_of_the_encoder_against_hooks() -> None:
