@@ -168,3 +168,30 @@ def test_a_saturated_score_says_so(method: str) -> None:
     small = classlens.explain(model, x, 2, method, output=lambda y: y[:, :, 8:30, 8:30].mean((2, 3)))
     assert small.maps.any()
     assert small.report.notes == ()
+
+
+class ClassToken(nn.Module):
+    """Patches and a class token; after they are mixed, the head reads the class token alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.head = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 5)
+
+    def read(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).mT
+        return torch.relu(torch.cat([torch.ones(len(x), 1, 4, dtype=x.dtype), tokens], 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.read(x)
+        return self.head((tokens * tokens.mean(1, keepdim=True))[:, 0])
+
+
+def test_the_deepest_map_whose_patches_have_gradients_is_chosen() -> None:
+    """Not the mixed tokens, whose patches nobody reads, and not what comes before the ReLU."""
+    model, x = ClassToken().double().eval(), pictures(2, (32, 48)).double()
+    tape = record(model, x)
+    case = Case(model, x, tape, torch.tensor([[1], [2]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert torch.allclose(seen.features, model.read(x)[:, 1:].mT.reshape(2, 4, 4, 6))
+    assert seen.gradients.any()
