@@ -62,7 +62,7 @@ def test_nothing_is_shown_where_the_pixel_reads_nothing(name: str, method: str) 
     assert not e.maps[..., rows + reach :, :].any()
     assert not e.maps[..., columns + reach :].any()
     (note,) = e.report.notes
-    assert re.search(r"the target reads a part of the last feature map; shown is an earlier one, \d+x\d+", note)
+    assert re.search(r"the target reads a part of the last feature map; shown is an earlier one, \d+x\d+, of which it reads [\d.]+ %$", note)
 
 
 def test_a_misspelt_layer_is_answered_with_the_nearest_names() -> None:
@@ -195,3 +195,13 @@ def test_the_deepest_map_whose_patches_have_gradients_is_chosen() -> None:
     (seen,) = chosen_maps(case, case.directions(), None, 0)
     assert torch.allclose(seen.features, model.read(x)[:, 1:].mT.reshape(2, 4, 4, 6))
     assert seen.gradients.any()
+
+
+def test_a_class_token_that_reads_no_patch_leaves_the_map_empty() -> None:
+    class Apart(ClassToken):
+        def forward(self, x: Tensor) -> Tensor:
+            token = torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1)[:, None, :4]
+            return self.head(torch.cat([token, self.patches(x).flatten(2).mT], 1)[:, 0])
+
+    e = classlens.explain(Apart().eval(), pictures(1, (32, 48)), 1, "gradcam")
+    assert not e.maps.any()
