@@ -197,6 +197,15 @@ def test_the_deepest_map_whose_patches_have_gradients_is_chosen() -> None:
     assert seen.gradients.any()
 
 
+@pytest.mark.parametrize("size", [(32, 8), (8, 32)])
+def test_patches_in_a_single_row_are_a_map(size: tuple[int, int]) -> None:
+    model, x = ClassToken().eval(), pictures(1, size)
+    case = Case(model, x, record(model, x), torch.tensor([[1]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert seen.features.shape == (1, 4, size[0] // 8, size[1] // 8)
+    assert torch.allclose(seen.features.flatten(2), model.read(x)[:, 1:].mT)
+
+
 def test_a_class_token_that_reads_no_patch_leaves_the_map_empty() -> None:
     class Apart(ClassToken):
         def forward(self, x: Tensor) -> Tensor:
