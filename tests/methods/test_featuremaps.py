@@ -62,10 +62,8 @@ def test_nothing_is_shown_where_the_pixel_reads_nothing(name: str, method: str) 
     assert not e.maps[..., rows + reach :, :].any()
     assert not e.maps[..., columns + reach :].any()
     (note,) = e.report.notes
-    assert re.search(
-        r"the target reads a part of the last feature map; shown is an earlier one, \d+x\d+, of which it reads [\d.]+ %$",
-        note,
-    )
+    assert "the target reads a part of the last feature map" in note
+    assert re.search(r"shown is an earlier one, \d+x\d+, of which it reads [\d.]+ %$", note)
 
 
 def test_a_misspelt_layer_is_answered_with_the_nearest_names() -> None:

@@ -42,7 +42,7 @@ def main() -> None:
     rows = Rows()
     reasons = explained()
     again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
-    todo = [m for m in chosen if m in again or m not in rows]
+    todo = [m for m in chosen if (m in again or m not in rows) and not args.table]
     todo.sort(key=lambda m: (m.file, m.key) in reasons)  # these take longest: all of their tests pass
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
@@ -89,6 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
+    parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()
 
 
