@@ -94,7 +94,7 @@ def meaningful_perturbation(
     with torch.inference_mode(False), torch.enable_grad():
         removed = [
             1 - best_mask(case, image, target.reshape(1, 1), shifts, settings, tick)
-            for image, targets in zip(case.images.detach().clone().split(1), case.targets, strict=True)
+            for image, targets in zip(case.images.detach().split(1), case.targets, strict=True)
             for target in targets
         ]
     return Result(torch.cat(removed).clamp(min=0).reshape(*case.targets.shape, *size))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, record
 from classlens.core.rules.pools import over_window
+from steps import Does
 
 POOLS = [
     nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
@@ -104,3 +105,11 @@ def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
     (ours,) = over_window(pooled(Indexed(), x), relevance)
     (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(3, 2), nn.Flatten()), x), relevance)
     assert torch.equal(ours, expected)
+
+
+def test_a_max_pool_called_with_a_size_alone() -> None:
+    """torch.max_pool2d hands on only what it was called with."""
+    x, relevance = torch.rand(1, 2, 6, 6), torch.randn(1, 1, 2, 3, 3)
+    (ours,) = over_window(pooled(Does(lambda x: torch.max_pool2d(x, 2).flatten(1)), x), relevance)
+    (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()), x), relevance)
+    assert torch.allclose(ours, expected)
