@@ -88,6 +88,7 @@ def _rows(kind: Kind, text: str, **columns: Any) -> Iterator[Operation]:
 
 
 _BINARY = ("input", "other")
+LIVE_WEIGHTS = "constant_through_live_weights"  # a linear layer or convolution whose input is not made of the image
 _TABLE = (
     *_rows(Kind.LINEAR, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     *_rows(Kind.ACTIVATION, """relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh
@@ -134,7 +135,7 @@ _TABLE = (
     *_rows(Kind.PRODUCT, "matmul=mm=bmm=mv=dot rmatmul", parameters=_BINARY),
     *_rows(Kind.PRODUCT, "tensordot", parameters=(*_BINARY, "dims")),
     *_rows(Kind.PRODUCT, "einsum", parameters=("equation", "*operands")),
-    *_rows(Kind.PRODUCT, "bilinear"),
+    *_rows(Kind.PRODUCT, f"bilinear {LIVE_WEIGHTS}"),
     *_rows(Kind.ADDED_PRODUCT, "addcmul addmm addmv addr addbmm baddbmm"),
     *_rows(Kind.DIVISION, "div=truediv=itruediv=idiv=divide=true_divide", parameters=_BINARY),
     *_rows(Kind.DIVISION, "rdiv=rtruediv", parameters=_BINARY,

@@ -2,9 +2,10 @@
 
 from classlens.core.capture.fold import folded
 from classlens.core.capture.forward import GradientsStayOn, Picker, pick_output, record, record_logits, unwrap
+from classlens.core.capture.origin import Axis, image_index
 from classlens.core.capture.tape import Node, Tape, Value, no_gradient
 
 __all__ = [
-    "GradientsStayOn", "Node", "Picker", "Tape", "Value", "folded", "no_gradient", "pick_output", "record",
-    "record_logits", "unwrap",
+    "Axis", "GradientsStayOn", "Node", "Picker", "Tape", "Value", "folded", "image_index", "no_gradient",
+    "pick_output", "record", "record_logits", "unwrap",
 ]  # fmt: skip

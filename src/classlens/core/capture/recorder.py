@@ -89,7 +89,10 @@ class Recorder(TorchFunctionMode):
         mutates: bool = False,
     ) -> None:  # fmt: skip
         args, kwargs = frozen
-        node = Node(ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        op = ops.canonical(func)
+        if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
+            op = ops.LIVE_WEIGHTS
+        node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
 
