@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -207,10 +205,8 @@ def options_of(command: Command) -> list[str]:
 PAGES = {"methods.md": methods_page, "commands.md": commands_page}
 
 if __name__ == "__main__":
-    if flags.registered() != flags.stored():
-        flags.FILE.write_text(json.dumps(flags.registered(), indent=2) + "\n")
-        print(f"wrote {flags.FILE.name}", flush=True)
-        os.execv(sys.executable, [sys.executable, *sys.argv])  # the command reads the flags when it is imported
+    flags.FILE.write_text(json.dumps(flags.registered(), indent=2) + "\n")
+    print(f"wrote {flags.FILE.name}")
     for name, page in PAGES.items():
         (DOCS / name).write_text(page())
         print(f"wrote docs/{name}")

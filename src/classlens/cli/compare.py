@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from classlens.cli.bar import Bar
-from classlens.cli.early import check_classes, check_methods, check_out, check_pictures
+from classlens.cli.early import check_call
 from classlens.cli.options import (
     AsJson,
     Classes,
@@ -63,10 +63,7 @@ def compare(
     The table shows how similar each method's maps of the classes are (their correlation): near 1, the method shows the
     same map for every class.
     """
-    check_pictures([image])
-    check_methods(methods)
-    check_classes(model, [*(classes or ()), *(rather_than or ())])
-    check_out(out, folder=False)
+    check_call([image], methods, model, [*(classes or ()), *(rather_than or ())], out, folder=False)
     from classlens import render
     from classlens.comparison import Comparison, comparing
     from classlens.methods import method_names

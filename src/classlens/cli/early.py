@@ -26,6 +26,16 @@ def _methods() -> dict[str, tuple[str, ...]]:
     return {entry["name"]: entry["options"] for entry in declared()}
 
 
+def check_call(
+    pictures: Sequence[Path], methods: str, model: str, classes: Iterable[str], out: Path, folder: bool
+) -> None:
+    """All checks of a command that explains pictures."""
+    check_pictures(pictures)
+    check_methods(methods)
+    check_classes(model, classes)
+    check_out(out, folder)
+
+
 def check_methods(text: str) -> None:
     """Refuse unknown methods and options in names separated by commas, or `all`."""
     if text == "all":

@@ -13,6 +13,7 @@ from classlens.cli.bar import Bar
 from classlens.cli.early import check_methods, check_out
 from classlens.cli.flags import add_command
 from classlens.cli.options import Device, ModelName, Weights
+from classlens.cli.plain import App
 
 if TYPE_CHECKING:
     from classlens.evaluate import Report
@@ -111,7 +112,7 @@ def evaluate(
     _print(report)
 
 
-def add_evaluate(app: typer.Typer) -> None:
+def add_evaluate(app: App) -> None:
     """Add the command to an app; its other flags are those of the tests."""
     add_command(app, evaluate, "evaluate", everything=True)
 

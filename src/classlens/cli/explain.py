@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classlens.cli.bar import Bar
-from classlens.cli.early import check_classes, check_method, check_out, check_pictures
+from classlens.cli.early import check_call
 from classlens.cli.options import (
     AsJson,
     Classes,
@@ -82,10 +82,7 @@ def explain(
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
     segmentation.png, the class with the most evidence at each pixel.
     """
-    check_pictures(images)
-    check_method(method)
-    check_classes(model, [*(classes or ()), *(rather_than or ())])
-    check_out(out)
+    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True)
     import classlens
     from classlens.data.images import ahead
 
@@ -124,10 +121,8 @@ def explain(
                     _show(explanation, image, folder, multilabel)
     speed = len(done) / (time.monotonic() - begun)
     if json:
-        from importlib.metadata import version
-
-        about = {"classlens": version("classlens"), "model": model, "method": method, "images_per_second": speed}
-        typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+        about = {"model": model, "method": method, "images_per_second": speed, "images": done, "failed": failed}
+        typer.echo(jsonlib.dumps({"classlens": classlens.__version__} | about, indent=2))
     elif len(done) > 1:
         typer.echo(f"{len(done)} images, {speed:.2f} images/s, including reading and writing files")
     if failed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -19,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from classlens.cli.plain import App, PlainCommand
 from classlens.core.method_text import split_names
 
 FILE = Path(__file__).with_name("flags.json")
@@ -43,7 +45,7 @@ class Flag:
     def parameter(self) -> inspect.Parameter:
         """For the command's signature."""
         tests = ", ".join(self.tests)
-        text = f"{tests[0].upper()}{tests[1:]}: {self.help}{' (several: with commas)' if self.several else ''}."
+        text = f"{tests[0].upper()}{tests[1:]}: {self.help}{' (commas)' if self.several else ''}."
         kind: Any = _KINDS[self.kind]
         annotation = Annotated[kind, typer.Option(help=text, metavar=self.metavar, min=self.least)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=annotation)
@@ -109,12 +111,36 @@ def _flag(test: str, field: Any, hint: Any, offers: frozenset[str]) -> Flag | No
 # -------------------------------------------------------------------------------------------------------- the command
 
 
-def add_command(app: typer.Typer, function: Callable[..., None], name: str, everything: bool = False) -> None:
-    """Add `function(test, ..., **options)` to an app, with the flags of its tests; `everything`: also a test `all`."""
-    tests = stored()[name]["tests"] | ({_ALL: "each on the data made for it."} if everything else {})
-    flags = [Flag(**entry | {"tests": tuple(entry["tests"])}) for entry in stored()[name]["flags"]]
+def add_command(app: App, function: Callable[..., None], name: str, everything: bool = False) -> None:
+    """Add `function(test, ..., **options)` to an app, with the flags of its tests; `everything`: also a test `all`.
+
+    The flags are looked up when the command runs or shows its help, so that tests which a user registers are there.
+    """
+
+    class Completed(PlainCommand):
+        """Passes the call to the command with all flags."""
+
+        def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            return _complete(function, _known(name), everything).make_context(info_name, args, parent, **extra)
+
+    def listed() -> None: ...
+
+    listed.__doc__ = function.__doc__
+    app.command(function.__name__, cls=Completed)(listed)
+
+
+def _known(name: str) -> dict[str, Any]:
+    """As the registry says if it is imported already: it may hold tests of a user. Otherwise as stored."""
+    found: dict[str, Any] = (registered() if "classlens.evaluate.tests" in sys.modules else stored())[name]
+    return found
+
+
+def _complete(function: Callable[..., None], known: dict[str, Any], everything: bool) -> Any:
+    """The command, as typer builds it from a signature."""
+    flags = [Flag(**entry | {"tests": tuple(entry["tests"])}) for entry in known["flags"]]
     parameters = {p.name: p for p in inspect.signature(function, eval_str=True).parameters.values()}
     parameters = {key: p for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    tests = known["tests"] | ({_ALL: "each on the data made for it."} if everything else {})
     parameters["test"] = parameters["test"].replace(annotation=_test_argument(tests))
     for flag in flags:
         if flag.name in parameters:
@@ -128,7 +154,9 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str, ever
     command.__doc__ = function.__doc__
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {key: p.annotation for key, p in parameters.items()}
-    app.command(function.__name__, no_args_is_help=True)(command)
+    app = App(add_completion=False)
+    app.command(no_args_is_help=True)(command)
+    return typer.main.get_command(app)
 
 
 def _test_argument(tests: dict[str, str]) -> Any:

@@ -35,8 +35,8 @@ class App(typer.Typer):
         """Add a function as a command; its docstring is the help."""
 
         def add(function: Any) -> Any:
-            text = with_examples(inspect.getdoc(function) or "")
-            return super(App, self).command(name, cls=PlainCommand, help=text, **settings)(function)
+            usual: dict[str, Any] = {"cls": PlainCommand, "help": with_examples(inspect.getdoc(function) or "")}
+            return super(App, self).command(name, **usual | settings)(function)
 
         return add
 
