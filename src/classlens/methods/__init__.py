@@ -6,6 +6,7 @@ A method is a function with the `@method` decorator in any module of this packag
 import pkgutil
 from importlib import import_module
 
+from classlens.core.method_text import split_names
 from classlens.methods.registry import (
     METHODS,
     Case,
@@ -15,7 +16,6 @@ from classlens.methods.registry import (
     check_options,
     method_names,
     resolve,
-    split_names,
 )
 
 for _module in pkgutil.iter_modules(__path__):
