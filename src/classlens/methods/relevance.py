@@ -85,7 +85,8 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     negative shares grow together, so the balance still holds.
     """
     began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
-    growth = divide(total(relevance.abs()), began).nan_to_num(nan=torch.inf).max().item()
+    # Maps that are not finite are refused image by image, after the sweep.
+    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0, posinf=0.0).max().item()
     if growth < MUCH:
         return ()
     words = f"relevance became {growth:.3g} times larger on its way: layers divide by sums near 0"
@@ -198,7 +199,7 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
     """LRP from the target minus LRP from the rest, scaled to the same total."""
     relevance, _ = sweep(case, {case.tape.output: torch.cat([target, rest])}, _lrp(1.0, variant))
     of_target, of_rest = relevance.chunk(2)
-    axes = (2, 3, 4)
+    axes = tuple(range(2, relevance.dim()))
     totals = (r.sum(axes, keepdim=True, dtype=torch.float64) for r in (of_target, of_rest))
     difference = of_target - of_rest * divide(*totals).to(of_rest)
     return of_colours(difference)

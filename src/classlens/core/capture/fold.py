@@ -8,6 +8,7 @@ receive relevance and lose it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
 
 
 def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
-    return Tape(tuple(new.get(node, node) for node in tape.nodes if node not in gone), tape.image, tape.output)
+    return replace(tape, nodes=tuple(new.get(node, node) for node in tape.nodes if node not in gone))
 
 
 def _sole_producer(tape: Tape, value: Value) -> Node | None:
@@ -108,7 +109,7 @@ def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ..
     own, n = conv.arguments().get("padding", 0), int(conv.op[-2])
     sizes = list(given["pad"])
     plain = given.get("mode", "constant") == "constant" and not given.get("value") and not isinstance(own, str)
-    if not plain or len(sizes) > 2 * n or min(sizes, default=0) < 0:
+    if not plain or len(sizes) > 2 * n or any(size < 0 for size in sizes):
         return None
     sizes += [0] * (2 * n - len(sizes))
     own = per_axis(own, n)
