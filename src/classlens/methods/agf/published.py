@@ -27,6 +27,7 @@ from classlens.methods.layers import (
     meets_activation_first,
     spatial_before_flatten,
 )
+from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
 
 
@@ -38,7 +39,7 @@ def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = 
     """Every convolution gets the full rule, including the first; residual sums use Def. 1."""
     tape = fold_paddings(case.tape)
     last = last_layers(tape)
-    full = {node for node in tape.nodes if node.op == "conv2d" and node not in last}
+    full = {node for node in tape.nodes if node.op == convolution(tape) and node not in last}
     return _run(case, tape, terms.PAPER, full, set(), terms.read_options(without, only))
 
 
@@ -53,7 +54,7 @@ def agf_release(
     tape = fold_paddings(case.tape)
     first, last = first_layers(tape), last_layers(tape)
     inside = [node for node in tape.nodes if node not in first and node not in last]
-    full = {node for node in inside if is_spatial_conv(node) and meets_activation_first(tape, node)}
+    full = {node for node in inside if is_spatial_conv(tape, node) and meets_activation_first(tape, node)}
     return _run(case, tape, terms.RELEASE, full, first, terms.read_options(without, only, residual))
 
 
