@@ -1,6 +1,6 @@
 """Record what one forward pass of an unmodified network does: `record(model, images) -> Tape`."""
 
-from classlens.core.capture.fold import folded
+from classlens.core.capture.fold import fold_paddings, folded
 from classlens.core.capture.forward import (
     Picker,
     footprint,
@@ -19,7 +19,7 @@ from classlens.core.capture.precision import autocast_off, in_float32
 from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
-    "Axis", "GradientsStayOn", "Node", "Picker", "Tape", "Value", "autocast_off", "folded", "footprint", "home",
-    "image_index", "in_float32", "pick_output", "placed", "plain_logits", "record", "record_logits", "run_model",
-    "unwrap",
+    "Axis", "GradientsStayOn", "Node", "Picker", "Tape", "Value", "autocast_off", "fold_paddings", "folded",
+    "footprint", "home", "image_index", "in_float32", "pick_output", "placed", "plain_logits", "record",
+    "record_logits", "run_model", "unwrap",
 ]  # fmt: skip
