@@ -1,6 +1,6 @@
 """Peak memory and CPU time of a forward pass, a gradient and a method on large pictures, each in a process of its own.
 
-    python benchmarks/memory.py --sides 224 1024 --calls forward gradient agf
+python benchmarks/memory.py --sides 224 1024 --calls forward gradient agf
 """
 
 from __future__ import annotations

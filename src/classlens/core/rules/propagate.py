@@ -178,9 +178,8 @@ def propagate(
             if done is not None:
                 done(node)
         relevance = settle(tape.image)
-    classes = next(iter(start.values())).shape[0]
     if relevance is None:
-        relevance = torch.zeros(classes, *tape.image.shape).to(tape.image.tensor)
+        relevance = torch.zeros(len(next(iter(start.values()))), *tape.image.shape).to(tape.image.tensor)
     absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
     return Sweep(relevance, absorbed)
 
