@@ -9,6 +9,7 @@ from importlib import import_module
 from classlens.core.method_text import split_names
 from classlens.methods.registry import (
     METHODS,
+    UNRELIABLE,
     Case,
     LayerTrace,
     Method,
@@ -23,6 +24,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "METHODS",
+    "UNRELIABLE",
     "Case",
     "LayerTrace",
     "Method",

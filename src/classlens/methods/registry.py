@@ -61,6 +61,10 @@ class LayerTrace:
     terms: dict[str, Tensor]
 
 
+UNRELIABLE = "the map is unreliable"  # how a note ends that figures repeat as a warning
+POOR = 0.05  # the share of relevance that may be unaccounted for without such a note
+
+
 @dataclass(frozen=True)
 class Balance:
     """Where the starting relevance went; each (B,K), float64."""
@@ -73,6 +77,11 @@ class Balance:
     def error(self) -> Tensor:
         """|arrived + absorbed - started| / size: 0 if all relevance arrived or is accounted for."""
         return (self.arrived + self.absorbed - self.started).abs() / self.size.clamp(min=1e-300)
+
+    def notes(self) -> tuple[str, ...]:
+        """A note if much relevance is unaccounted for: the map does not add up to what it explains."""
+        worst = self.error().max().item()
+        return (f"{worst:.0%} of the relevance is unaccounted for; {UNRELIABLE}",) if worst > POOR else ()
 
 
 def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
