@@ -88,8 +88,8 @@ def write_table(faults: Sequence[Mutant], rows: Rows) -> None:
         "All faults were tried."
         if tried == len(faults)
         else (
-            f"{tried} of {len(faults)} faults have a verdict. The others were not tried yet, or their function has changed "
-            "since. So the share of a file with few verdicts says little."
+            f"{tried} of {len(faults)} faults have a verdict. The others were not tried yet, or their function "
+            "has changed since. So the share of a file with few verdicts says little."
         )
     )
     files = list(dict.fromkeys(m.file for m in faults))
