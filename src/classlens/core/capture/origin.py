@@ -278,7 +278,8 @@ class Places:
         values = axis.first(share, images).flatten(2)
         found = values.new_zeros(*values.shape[:2], height * width + 1)
         found.scatter_add_(2, places.expand(values.shape), values)
-        return found[..., 1:].unflatten(2, (height, width))
+        on_grid: Tensor = found[..., 1:].unflatten(2, (height, width))
+        return on_grid
 
 
 def place_index(tape: Tape) -> dict[Value, Places]:
