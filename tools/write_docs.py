@@ -152,7 +152,7 @@ def yes(mark: bool) -> str:
 def glance() -> list[str]:
     """The table of properties."""
     lines = [
-        "| method | class-specific | signed | conserves | functions | needs attention | cost, first class | each further |",
+        "| method | class-specific | signed | conserves | functions | needs attention | cost, first class | further |",
         "|---|:-:|:-:|:-:|:-:|:-:|--:|--:|",
     ]
     for m in METHODS.values():

@@ -85,7 +85,8 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     negative shares grow together, so the balance still holds.
     """
     began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
-    growth = divide(total(relevance.abs()), began).nan_to_num(nan=torch.inf).max().item()
+    # Maps that are not finite are refused image by image, after the sweep.
+    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0, posinf=0.0).max().item()
     if growth < MUCH:
         return ()
     words = f"relevance became {growth:.3g} times larger on its way: layers divide by sums near 0"
