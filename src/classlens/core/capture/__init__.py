@@ -9,5 +9,6 @@ from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
     "Axis", "GradientsStayOn", "Node", "Picker", "Places", "Tape", "Value", "autocast_off", "folded", "home",
-    "image_index", "in_float32", "pick_output", "place_index", "placed", "record", "record_logits", "run_model", "unwrap",
+    "image_index", "in_float32", "pick_output", "place_index", "placed", "record", "record_logits",
+    "run_model", "unwrap",
 ]  # fmt: skip
