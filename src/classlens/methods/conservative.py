@@ -23,7 +23,7 @@ from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
 from classlens.core.rules.table import pasted
 from classlens.errors import MethodError, UnsupportedOp
 from classlens.methods.blocks import Attention, attentions, block_inputs, find_attentions, projections
-from classlens.methods.cam import enlarged
+from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, method, of_colours
 
 FAMILY = "attention"
@@ -266,4 +266,4 @@ def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:
             by_grid[where.grid] = by_grid[where.grid] + at if where.grid in by_grid else at
     if not by_grid:
         raise MethodError("the tokens of this network are in no order on a grid that can be read; use attnlrp or agf")
-    return Result(torch.stack([enlarged(maps[:, :, None], size) for maps in by_grid.values()]).sum(0))
+    return Result(torch.stack([enlarged(maps.transpose(0, 1), size) for maps in by_grid.values()]).sum(0))

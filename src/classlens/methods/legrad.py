@@ -10,7 +10,7 @@ from torch import Tensor
 from classlens.core.capture import Node, Tape, Value, place_index
 from classlens.errors import MethodError
 from classlens.methods.blocks import Attention, attentions, block_inputs, last_output
-from classlens.methods.cam import enlarged
+from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, method
 
 
@@ -35,7 +35,7 @@ def legrad(case: Case, last: int = 2) -> Result:
     for one, output in chosen:
         cotangent = tail.gradient(case, output)
         at_output = Tape(case.tape.nodes, case.tape.image, output).gradients(cotangent, [one.output])[one.output]
-        total = total + enlarged(_of_keys(one, one.gradient(at_output))[:, :, None], size)
+        total = total + enlarged(_of_keys(one, one.gradient(at_output)).transpose(0, 1), size)
     return Result(total)
 
 

@@ -21,7 +21,7 @@ from classlens.core.rules.linear import linear_map, only, positive
 from classlens.core.rules.propagate import Rule, propagate, rule_for
 from classlens.errors import MethodError, UnsupportedOp
 from classlens.methods.blocks import Attention, attentions, one_grid
-from classlens.methods.cam import enlarged
+from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, method
 from classlens.methods.relevance import released_clone
 
@@ -94,7 +94,7 @@ def _on_image(
     maps = row.new_zeros(*row.shape[:2], grid[0] * grid[1])
     maps[..., place[place > 0] - 1] = row[..., 0, place > 0]
     size = (case.images.shape[2], case.images.shape[3])
-    return Result(enlarged(maps.unflatten(2, grid)[:, :, None], size))
+    return Result(enlarged(maps.unflatten(2, grid).transpose(0, 1), size))
 
 
 def rows_read(gradient: Tensor) -> Tensor:
