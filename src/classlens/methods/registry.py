@@ -129,6 +129,7 @@ class Method:
     scalars: bool  # also explains other functions of the logits: a callable, a contrast
     layers: bool  # uses the layers of the network; otherwise image and logits are enough
     contrastive: bool  # always contrasts the class with others, by construction
+    attention: bool  # only for networks with attention; others are refused
     holds: str  # what it keeps in memory for each class: tensors of "layers", of "inputs", or only "maps"
 
     @property
@@ -142,7 +143,8 @@ METHODS: dict[str, Method] = {}
 
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
-    scalars: bool = False, layers: bool = True, contrastive: bool = False, holds: str | None = None,
+    scalars: bool = False, layers: bool = True, contrastive: bool = False, attention: bool = False,
+    holds: str | None = None,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Register a function (Case, **options) -> Result.
 
@@ -155,7 +157,7 @@ def method(
         options = tuple(inspect.signature(run).parameters)[1:]
         METHODS[name] = Method(
             name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive,
-            holds or ("layers" if layers else "inputs"),
+            attention, holds or ("layers" if layers else "inputs"),
         )  # fmt: skip
         return run
 

@@ -14,12 +14,12 @@ from classlens.core.capture.forward import (
     unwrap,
 )
 from classlens.core.capture.modes import GradientsStayOn
-from classlens.core.capture.origin import Axis, image_index
+from classlens.core.capture.origin import Axis, Places, image_index, place_index
 from classlens.core.capture.precision import autocast_off, in_float32
 from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
-    "Axis", "GradientsStayOn", "Node", "Picker", "Tape", "Value", "autocast_off", "fold_paddings", "folded",
-    "footprint", "home", "image_index", "in_float32", "pick_output", "placed", "plain_logits", "record",
+    "Axis", "GradientsStayOn", "Node", "Picker", "Places", "Tape", "Value", "autocast_off", "fold_paddings", "folded",
+    "footprint", "home", "image_index", "in_float32", "pick_output", "place_index", "placed", "plain_logits", "record",
     "record_logits", "run_model", "unwrap",
 ]  # fmt: skip
