@@ -12,7 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
-from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
+from classlens.core.targets import (
+    Asking,
+    Called,
+    Class,
+    Contrast,
+    Embedding,
+    Models,
+    Question,
+    RatherThan,
+    Target,
+    Targets,
+    indexed,
+    questions_in,
+    resolve_targets,
+)
 from classlens.data.images import check_batch
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
@@ -218,12 +232,19 @@ def run(
     network, batch, loaded = prepare(model, images)
     # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
+        asking = _asking(targets, network, batch, loaded, output, rather_than)
         tape = recorded
         if tape is None:
-            tape = (record if chosen.layers else record_logits)(network, batch, output)
+            tape = (record if chosen.layers else record_logits)(network, batch, asking or output)
+        if asking is None and tape.logits.dim() > 2 and recorded is None:  # a callable on an output of another shape
+            asking = _asking(targets, network, batch, loaded, output, rather_than, functions=True)
+            tape = tape if asking is None else record(network, batch, asking)
         _check_logits(tape.logits, len(batch))
-        labels = _labels(loaded, tape.logits.shape[1])
-        classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
+        if asking is not None:
+            (classes, scalars), output = indexed(asking.targets, batch.device), asking.reading
+        else:
+            labels = _labels(loaded, tape.logits.shape[1])
+            classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
         if not chosen.scalars:
             _check_for_classes_alone(chosen, tape.logits.shape[1], scalars)
         if multilabel is None:
@@ -235,9 +256,33 @@ def run(
     return case, result
 
 
+def _asking(
+    targets: Targets, network: nn.Module, batch: Tensor, loaded: LoadedModel | None, output: Picker,
+    rather_than: RatherThan, functions: bool = False,
+) -> Asking | None:  # fmt: skip
+    """The questions among the targets, to be asked of a forward pass; None if they are classes."""
+    rows = questions_in(targets, len(batch), functions)
+    if rows is None:
+        return None
+    if rather_than is not None:
+        raise TargetError("rather_than works only with classes; subtract one question from the other instead")
+    labels = None if loaded is None else loaded.labels
+
+    def embed(image: Any) -> Tensor:
+        _, other, _ = prepare(loaded or network, image)
+        if len(other) != 1:
+            raise TargetError(f"like(...) takes one image, not {len(other)}")
+        asked = Asking([[Embedding()]], Models(labels), (other.shape[2], other.shape[3]), output)
+        return record(network, other, asked).logits[0].detach()
+
+    models = Models(labels, embed, None if loaded is None else loaded.embed_text)
+    questions = [[item if isinstance(item, Question) else Called(item) for item in row] for row in rows]
+    return Asking(questions, models, (batch.shape[2], batch.shape[3]), output)
+
+
 def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:
     """Refuse targets that a method cannot explain because it contrasts a class with the others by construction."""
-    if outputs == 1:
+    if outputs == 1 and not scalars:
         raise TargetError(f"{chosen.name} contrasts a class with the others, but this network has only one output")
     if not scalars:
         return
@@ -308,6 +353,10 @@ def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]
 
 
 def _check_logits(logits: Tensor, batch: int) -> None:
+    if logits.dim() == 4 and logits.shape[0] == batch:
+        raise TargetError(
+            f"the model has an output for each pixel, {tuple(logits.shape)}; ask with classlens.region(class, ...)"
+        )
     if logits.dim() != 2 or logits.shape[0] != batch:
         raise ModelError(
             f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import GradientsStayOn, no_gradient, pick_output
+from classlens.core.capture import Reading, no_gradient, outputs_at
 from classlens.errors import MethodError
 from classlens.methods.registry import Case
 
@@ -22,8 +22,17 @@ Baseline = str | float | Tensor
 
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller enabled them."""
-    with GradientsStayOn():
-        return pick_output(case.model(points.clone()), case.output)  # some networks write into their input
+    refuse_one_pass(case)
+    return outputs_at(case.model, points.clone(), case.output)  # some networks write into their input
+
+
+def refuse_one_pass(case: Case) -> None:
+    """Refuse to run the network on other images if the target means something on this image alone."""
+    if isinstance(case.output, Reading) and case.output.one_pass:
+        raise MethodError(
+            "this detector chooses its candidates from the image, so this box has no counterpart on the other images "
+            "that the method runs; use a method with one forward pass, such as agf, lrp or gradcam"
+        )
 
 
 def gradients_at(case: Case, points: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from classlens.models.preprocess import Preprocess
 
@@ -23,3 +24,4 @@ class LoadedModel:
     preprocess: Preprocess
     labels: tuple[str, ...] | None
     multilabel: bool = False  # an independent probability for each class (sigmoid); an image may show several classes
+    embed_text: Callable[[Sequence[str]], Tensor] | None = None  # texts -> (n,D), if images give (B,D)

@@ -13,25 +13,41 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
+from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import Recorder
 from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
 
-Picker = str | int | Callable[[Any], Tensor] | None
+Picker = str | int | Callable[[Any], Tensor] | Reading | None
 
 
-def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+@runtime_checkable
+class Asking(Protocol):
+    """Decides what to read once the result of the network is known."""
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """The layers that it will look into, as far as it knows."""
+        ...
+
+    def bind(self, result: Any, recorder: Recorder) -> Reading:
+        """What to read in this forward pass, and in others like it."""
+        ...
+
+
+def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
     """Run `model(images)` once and record every operation.
 
-    `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function.
+    `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function. Or it is a
+    `Reading`, or decides for one when the result is known.
     The recorded output equals the plain forward pass bit for bit; otherwise a CaptureError is raised. This is checked
     once for each model and input shape.
     """
@@ -39,24 +55,57 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
     modules = tuple(model.named_modules())  # once: walking the tree takes a millisecond
     _check_modes(modules)
     with _recording_state(modules, images):
-        recorder = Recorder(modules)
+        recorder = Recorder(modules, _layers(output))
         image = _as_grad_input(images)
         value = recorder.admit(image)
         with recorder:
-            logits = pick_output(_call(model, image), output)
+            result = _call(model, image)
+        picker: Picker = output.bind(result, recorder) if isinstance(output, Asking) else output
+        with recorder:
+            logits = _selected(result, picker, recorder)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         tape = Tape(_prune(recorder.nodes, recorder.values[id(logits)]), value, recorder.values[id(logits)])
-        _verify(model, images, output, tape, recorder.switched)
+        _verify(model, images, picker, tape, recorder.switched)
     return tape
 
 
-def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+def _layers(output: Picker | Asking) -> frozenset[str]:
+    found: frozenset[str] = getattr(output, "layers", frozenset())
+    return found
+
+
+def _selected(result: Any, output: Picker, recorder: Recorder | None) -> Tensor:
+    if not isinstance(output, Reading):
+        return pick_output(result, output)
+    whole = result if output.output is None else pick_part(result, output.output)
+    return output.read(whole, inside_of(recorder) if recorder is not None else _nothing_inside)
+
+
+def _nothing_inside(layer: str) -> list[Tensor]:
+    raise CaptureError(f"the layer {layer!r} cannot be read without recording")
+
+
+def outputs_at(model: nn.Module, images: Tensor, output: Picker) -> Tensor:
+    """The selected output at other images, with gradients if the caller enabled them; nothing is kept."""
+    model = unwrap(model)
+    if not _layers(output):
+        with GradientsStayOn():
+            return _selected(_call(model, images), output, None)
+    recorder = Recorder(tuple(model.named_modules()), _layers(output))
+    recorder.admit(images)
+    with recorder:
+        return _selected(_call(model, images), output, recorder)
+
+
+def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
     """Like `record`, without the nodes: the image and the logits, for methods that need nothing else.
 
     The first pass for a model and kind of input is recorded and checked in full; later passes skip the recording.
     """
     model = unwrap(model)
+    if isinstance(output, Asking) or _layers(output):
+        return record(model, images, output)
     known = _recorded(model).get(_kind(images, output))
     if known is None:
         return record(model, images, output)
@@ -65,7 +114,7 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Ta
     _check_modes(modules)
     with _recording_state(modules, images), GradientsStayOn() if switched else contextlib.nullcontext():
         image = _as_grad_input(images)
-        logits = pick_output(_call(model, image), output)
+        logits = _selected(_call(model, image), output, None)
     return Tape((), value_of(image), value_of(logits), counted)
 
 
@@ -105,14 +154,8 @@ def pick_output(result: Any, output: Picker) -> Tensor:
     >>> pick_output({"logits": torch.zeros(1, 10), "aux": torch.zeros(1, 10)}, None).shape
     torch.Size([1, 10])
     """
-    if callable(output):
-        picked = output(result)
-    elif output is not None:
-        try:
-            picked = result[output]
-        except (KeyError, IndexError, TypeError) as error:
-            has = _describe(result)
-            raise ModelError(f"the model returns no output={output!r}; it returns {has}") from error
+    if output is not None:
+        picked = pick_part(result, output)
     elif isinstance(result, Tensor):
         picked = result
     elif isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
@@ -120,14 +163,26 @@ def pick_output(result: Any, output: Picker) -> Tensor:
     else:
         tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if len(tensors) != 1:
-            raise ModelError(f"the model returns {_describe(result)}; select the logits with output=")
+            raise ModelError(f"the model returns {described(result)}; select the logits with output=")
         picked = tensors[0]
     if not isinstance(picked, Tensor):
         raise ModelError(f"output={output!r} gives a {type(picked).__name__}, not a tensor of logits")
     return picked
 
 
-def _describe(result: Any) -> str:
+def pick_part(result: Any, output: Picker) -> Any:
+    """The part of a result that a key, an index or a function selects."""
+    if callable(output):
+        return output(result)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"the model returns no output={output!r}; it returns {described(result)}") from error
+
+
+def described(result: Any) -> str:
+    """What a model returns, for messages: "a dict of 'out': tensor (1, 21, 64, 64)"."""
+
     def name(item: Any) -> str:
         return f"tensor {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
 
@@ -187,8 +242,9 @@ def _recorded(model: nn.Module) -> _Known:
         return _verified.setdefault(model, {})
 
 
-def _kind(images: Tensor, output: Picker) -> Any:
-    return images.shape, images.dtype, images.device, output
+def _kind(images: Tensor, output: Any) -> Any:
+    read = tuple((p.path, p.layer, p.call) for p in output.picks) if isinstance(output, Reading) else output
+    return images.shape, images.dtype, images.device, read
 
 
 def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switched: bool) -> None:
@@ -198,7 +254,7 @@ def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switch
         return
     for grad in (False, True):  # some fused kernels run only in one of the two modes
         with torch.set_grad_enabled(grad):
-            plain = pick_output(_call(model, images.detach().clone()), output)
+            plain = outputs_at(model, images.detach().clone(), output)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
             done[key] = tape.ops(), switched
             return
