@@ -86,7 +86,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: classlens.explain(build("plain"), "photo.jpg"), ImageError, "need a loaded model"),
+        (lambda: classlens.explain(build("plain"), "photo.jpg"), ImageError, "need preprocessing: give preprocess="),
         (lambda: classlens.explain(loaded(), []), ImageError, "no images were given"),
         (lambda: classlens.explain(loaded(), "nowhere.jpg"), ImageError, "nowhere.jpg"),
         (lambda: classlens.explain("resnet50", pictures()), ModelError, "the model is a str"),

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, record, record_logits, unwrap
-from classlens.core.targets import (
-    Asking,
-    Called,
-    Class,
-    Contrast,
-    Embedding,
-    Models,
-    Question,
-    RatherThan,
-    Target,
-    Targets,
-    indexed,
-    questions_in,
-    resolve_targets,
-)
-from classlens.data.images import check_batch
+from classlens.core.capture import Picker, Tape, record, unwrap
+from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
+from classlens.core.targets.ask import ask, embedder
+from classlens.data.batches import as_batch, pictures, stacked
+from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
 from classlens.methods import METHODS, Case, LayerTrace, Method, Result, check_options, resolve
-from classlens.models.loaded import LoadedModel
+from classlens.models.loaded import LoadedModel, described
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,6 +161,8 @@ def explain(
     trace: bool = False,
     output: Picker = None,
     multilabel: bool | None = None,
+    preprocess: Callable[..., Any] | None = None,
+    labels: Sequence[str] | None = None,
     **options: Any,
 ) -> Explanation:
     """Show where a network finds each class.
@@ -182,17 +173,21 @@ def explain(
     >>> e = classlens.explain(m, "photo.jpg", "tabby", rather_than="Egyptian cat")      # another question
 
     `model` is any `nn.Module` in eval mode, which is left unchanged, or a loaded model. `images` is a preprocessed
-    tensor (B,3,H,W); with a loaded model also file paths or PIL images. `targets`: None (the most likely class) |
-    index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a number from one
-    image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam. `method` is a name
-    from `classlens.METHODS`; pass its options as keywords or in brackets, "agf-release(without=A)". `output` selects
-    the logits if the model returns a dict or a tuple. `multilabel=True`: each class has an independent probability
-    (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms of every layer.
+    tensor (B,3,H,W), array or batch of a processor. With a loaded model, or with `preprocess` (any function of an
+    image, such as `weights.transforms()`), also file paths, PIL images or arrays of pixels. `targets`: None (the
+    most likely class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a
+    number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam |
+    a question to another kind of network: `classlens.region`, `detection`, `box`, `like`, `text`, `neuron`.
+    `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
+    "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
+    each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
+    of every layer.
 
     A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
     the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
+    model = described(model, preprocess, labels)
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
     case, result = run(model, images, targets, method, **asked, **options)
     report = _report(result, case.tape.ops(), time.perf_counter() - begun)
@@ -232,52 +227,21 @@ def run(
     network, batch, loaded = prepare(model, images)
     # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
-        asking = _asking(targets, network, batch, loaded, output, rather_than)
-        tape = recorded
-        if tape is None:
-            tape = (record if chosen.layers else record_logits)(network, batch, asking or output)
-        if asking is None and tape.logits.dim() > 2 and recorded is None:  # a callable on an output of another shape
-            asking = _asking(targets, network, batch, loaded, output, rather_than, functions=True)
-            tape = tape if asking is None else record(network, batch, asking)
-        _check_logits(tape.logits, len(batch))
-        if asking is not None:
-            (classes, scalars), output = indexed(asking.targets, batch.device), asking.reading
-        else:
-            labels = _labels(loaded, tape.logits.shape[1])
-            classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
+        embed = embedder(network, lambda image: prepare(loaded or network, image)[1], output)
+        models = Models() if loaded is None else Models(loaded.labels, embed_text=loaded.embed_text)
+        found = ask(network, batch, targets, replace(models, embed=embed), output, rather_than, chosen.layers, recorded)
         if not chosen.scalars:
-            _check_for_classes_alone(chosen, tape.logits.shape[1], scalars)
+            _check_for_classes_alone(chosen, found.tape.logits.shape[1], found.scalars)
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
-        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
+        case = Case(
+            unwrap(network), batch, found.tape, found.targets, found.output, trace, found.scalars, multilabel,
+            once=recorded is None,
+        )  # fmt: skip
         result = chosen.run(case, **options)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
-
-
-def _asking(
-    targets: Targets, network: nn.Module, batch: Tensor, loaded: LoadedModel | None, output: Picker,
-    rather_than: RatherThan, functions: bool = False,
-) -> Asking | None:  # fmt: skip
-    """The questions among the targets, to be asked of a forward pass; None if they are classes."""
-    rows = questions_in(targets, len(batch), functions)
-    if rows is None:
-        return None
-    if rather_than is not None:
-        raise TargetError("rather_than works only with classes; subtract one question from the other instead")
-    labels = None if loaded is None else loaded.labels
-
-    def embed(image: Any) -> Tensor:
-        _, other, _ = prepare(loaded or network, image)
-        if len(other) != 1:
-            raise TargetError(f"like(...) takes one image, not {len(other)}")
-        asked = Asking([[Embedding()]], Models(labels), (other.shape[2], other.shape[3]), output)
-        return record(network, other, asked).logits[0].detach()
-
-    models = Models(labels, embed, None if loaded is None else loaded.embed_text)
-    questions = [[item if isinstance(item, Question) else Called(item) for item in row] for row in rows]
-    return Asking(questions, models, (batch.shape[2], batch.shape[3]), output)
 
 
 def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:
@@ -330,14 +294,12 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or the result of classlens.load()")
-    if not isinstance(images, Tensor):
+    batch = as_batch(images)
+    if batch is None:
         if loaded is None:
-            raise ImageError("files and PIL images need a loaded model (classlens.load), which knows its preprocessing")
-        sources = list(images) if isinstance(images, list | tuple) else [images]
-        if not sources:
-            raise ImageError("no images were given; give at least one")
-        images = torch.stack([loaded.preprocess(source) for source in sources])
-    batch = check_batch(images)
+            raise ImageError("files and pictures need preprocessing: give preprocess=, or a model of classlens.load()")
+        batch = stacked([loaded.preprocess(source) for source in pictures(images)])
+    batch = check_batch(batch)
     device, dtype = _home(network, batch)
     with torch.inference_mode(False):
         batch = batch.clone() if batch.is_inference() else batch
@@ -352,22 +314,6 @@ def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]
     return batch.device, batch.dtype
 
 
-def _check_logits(logits: Tensor, batch: int) -> None:
-    if logits.dim() == 4 and logits.shape[0] == batch:
-        raise TargetError(
-            f"the model has an output for each pixel, {tuple(logits.shape)}; ask with classlens.region(class, ...)"
-        )
-    if logits.dim() != 2 or logits.shape[0] != batch:
-        raise ModelError(
-            f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
-            "select the logits with output= (a key, an index or a function)"
-        )
-    finite = torch.isfinite(logits).all(1)
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
-        raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
-
-
 def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
     """Refuse maps that are not finite: an overflow in the network may leave the logits finite but not the map."""
     finite = torch.isfinite(maps).flatten(1).all(1)
@@ -380,24 +326,14 @@ def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
         )
 
 
-def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
-    labels = None if loaded is None else loaded.labels
-    if labels is not None and len(labels) != classes:
-        raise ModelError(
-            f"the model has {classes} classes but {len(labels)} labels; fix its card, or load it without labels"
-        )
-    return labels
-
-
 def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
     """The images to draw under the maps; if the preprocessing is unknown, the input rescaled to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())
-    pictures = batch.float()
-    if pictures.shape[1] != 3:
-        pictures = pictures.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    low, high = pictures.amin((1, 2, 3), keepdim=True), pictures.amax((1, 2, 3), keepdim=True)
-    return (pictures - low) / (high - low).clamp(min=1e-12)
+    found = batch.float()
+    if found.shape[1] != 3:
+        found = found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    return rescaled(found)
 
 
 def _report(result: Result, ops: dict[str, int], seconds: float) -> Report:

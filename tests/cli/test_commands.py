@@ -353,6 +353,16 @@ def test_a_folder_is_explained_picture_by_picture(run: Any, folder: Path) -> Non
     assert "no images in empty" in run("explain", "empty", "--model", "tiny:net").error
 
 
+def test_a_folder_is_read_recursively_but_not_what_was_written_into_it(run: Any, folder: Path) -> None:
+    (folder / "photos" / "cats").mkdir(parents=True)
+    for source, target in (("two.png", "photos/two.png"), ("one.png", "photos/cats/one.png")):
+        (folder / source).rename(folder / target)
+    for _ in range(2):  # the second time, the figures of the first are there too
+        found = run("explain", "photos", "--model", "tiny:net", "--method", "gradcam", "--out", "photos/maps")
+        assert (found.code, "2 images" in found.out) == (0, True)
+    assert {path.name for path in (folder / "photos" / "maps").iterdir()} == {"one", "two"}
+
+
 def test_a_name_that_is_no_utf8_is_shown_escaped(folder: Path, run: Any) -> None:
     rename_latin(folder / "one.png")
     done = run("explain", LATIN, "pipe.png", "--model", "tiny:net", "--method", "gradcam")

@@ -248,3 +248,11 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "iterdir", refused)
     with pytest.raises(DataError, match=r"cannot be listed: .*Permission denied"):
         open_dataset(tmp_path)
+
+
+def test_class_folders_are_read_recursively_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("cat/a.jpg", "cat/more/b.jpg", "cat/.trash/c.jpg", "dog/only/deep/d.jpg", "dog/._e.jpg"):
+        save(tmp_path / name, GREY)
+    data = open_dataset(tmp_path)
+    found = {(item.name, item.label) for item in data.items}
+    assert found == {("cat/a.jpg", "cat"), ("cat/more/b.jpg", "cat"), ("dog/only/deep/d.jpg", "dog")}

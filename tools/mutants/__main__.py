@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import itertools
 import os
 import random
 import signal
@@ -22,41 +23,56 @@ import time
 
 import hypothesis
 import torch
-from faults import mutants
-from outcomes import Rows, explained, report
-from reach import measured
-from trial import tried
+from faults import Mutant, mutants
+from outcomes import Rows, explained, report, write_table
+from reach import Plan, collected, measured
+from trial import Keep, Outcome, try_in_functions, try_on_import
 from where import PACKAGE, ROOT, source_files
 
 
 def main() -> None:
     """Try the faults that were not tried yet, and say what came of it."""
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _warm_up()
     sources = {file: (PACKAGE / file).read_text() for file in source_files(args.only)}
-    reach = measured()
     everything = [m for file, source in sources.items() for m in mutants(file, source)]
-    chosen = random.Random(0).sample(everything, args.sample) if args.sample else everything
-    rows = Rows(list(sources))
+    # In random order: whenever a run is stopped, what was tried is a sample.
+    chosen = random.Random(0).sample(everything, args.sample or len(everything))
+    rows = Rows()
     reasons = explained()
     again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
     todo = [m for m in chosen if m in again or m not in rows]
+    todo.sort(key=lambda m: (m.file, m.key) in reasons)  # these take longest: all of their tests pass
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
-    begun = time.monotonic()
-    for done, (mutant, outcome) in enumerate(tried(todo, sources, reach, args.jobs), start=1):
+    if todo:
+        plan = Plan(measured(), *collected())
+        keep = _kept(rows, len(todo))
+        try_on_import([m for m in todo if plan.runs_on_import(m)], sources, plan, args.jobs, keep)
+        try_in_functions([m for m in todo if not plan.runs_on_import(m)], sources, plan, args.jobs, keep)
+    if args.only == [""]:
+        write_table(everything, rows)
+    sys.exit(report(chosen, rows))
+
+
+def _kept(rows: Rows, count: int) -> Keep:
+    """A function that keeps an outcome and says how far it is."""
+    begun, done = time.monotonic(), itertools.count(1)
+
+    def keep(mutant: Mutant, outcome: Outcome) -> None:
         rows.add(mutant, outcome)
         if outcome["outcome"] == "survived":
             print(f"survived  {mutant.file}:{mutant.line}  {mutant.key}", flush=True)
-        if done % 100 == 0:
-            print(f"{done} of {len(todo)}, {time.monotonic() - begun:.0f} s", flush=True)
-    sys.exit(report(chosen, rows, whole=args.only == [""] and not args.sample))
+        if (n := next(done)) % 100 == 0:
+            print(f"{n} of {count}, {time.monotonic() - begun:.0f} s", flush=True)
+
+    return keep
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/mutants", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
-    parser.add_argument("--sample", type=int, default=0, help="so many faults, always the same ones; else all")
+    parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     return parser.parse_args()

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Change = tuple[Any, str, str]  # what is replaced, by what, and how that is called
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 ARITHMETIC: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -39,22 +39,25 @@ SAME_WITHOUT = frozenset(("strict", "device", "memory_format", "frozen", "align_
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. `text` and `what` name it, also after lines have moved; `nth` tells repetitions apart."""
+    """One fault. `owner`, `text` and `what` name it, also after lines have moved; `nth` tells repetitions apart."""
 
     file: str
     line: int
+    owner: str  # the function it is in, "Ledger.total"; "" outside of functions
     text: str
     what: str
     nth: int
     span: tuple[int, int]  # bytes of the source
     new: str
     lines: tuple[int, int]  # of its statement: one of these runs when it does
-    on_import: bool  # it stands outside of functions
+    around: tuple[int, int]  # lines of the function, or of the statement outside of functions
+    version: str  # changes when the function does, or the statement outside of functions
 
     @property
     def key(self) -> str:
+        owner = f"{self.owner}: " if self.owner else ""
         repeated = f" #{self.nth}" if self.nth > 1 else ""
-        return f"{self.text} :: {self.what}{repeated}"
+        return f"{owner}{self.text} :: {self.what}{repeated}"
 
     def applied(self, source: str) -> str:
         """The source with the fault in it."""
@@ -68,25 +71,46 @@ def mutants(file: str, source: str) -> list[Mutant]:
     offsets = [0]
     for line in lines:
         offsets.append(offsets[-1] + len(line.encode()))
-    found, seen = [], Counter[tuple[str, str]]()
-    tree = ast.parse(source)
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, Function) for n in _body(f)}
-    changes = sorted(_changes(tree), key=lambda found: (found[0][0].lineno, found[0][0].col_offset))
-    for (at, new, what), statement in changes:
+    found, seen = [], Counter[tuple[str, str, str]]()
+    changes = sorted(_changes(ast.parse(source)), key=lambda found: (found[0][0].lineno, found[0][0].col_offset))
+    for (at, new, what), parents in changes:
         span = offsets[at.lineno - 1] + at.col_offset, offsets[at.end_lineno - 1] + at.end_col_offset
         text = lines[at.lineno - 1].strip()
-        seen[text, what] += 1
+        owner, node = _owner((*parents, at))
+        seen[owner, text, what] += 1
+        statement: Any = next(n for n in (at, *reversed(parents)) if isinstance(n, ast.stmt))
         last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno
         reached = statement.lineno, max(statement.lineno, last)
-        mutant = Mutant(file, at.lineno, text, what, seen[text, what], span, new, reached, id(at) not in inside)
+        nth, around = seen[owner, text, what], (node.lineno, node.end_lineno or node.lineno)
+        mutant = Mutant(file, at.lineno, owner, text, what, nth, span, new, reached, around, _version(node))
         if _compiles(mutant.applied(source)):
             found.append(mutant)
     return found
 
 
-def _body(function: Function) -> Iterator[ast.AST]:
-    body = function.body if isinstance(function.body, list) else [function.body]
-    return (node for statement in body for node in ast.walk(statement))
+def _owner(path: Sequence[ast.AST]) -> tuple[str, ast.stmt]:
+    """The outermost function on the way to a node, with its name; or the node's statement if there is none."""
+    names: list[str] = []
+    for node in path:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.append(node.name)
+        if isinstance(node, ast.FunctionDef):
+            return ".".join(names), node
+    return "", next(node for node in reversed(path) if isinstance(node, ast.stmt))
+
+
+def functions(source: str) -> dict[str, tuple[int, int, str]]:
+    """The first line, the last line and the version of each function that is not inside another, by its name."""
+    found: dict[str, tuple[int, int, str]] = {}
+    for node, parents in _walk(ast.parse(source), ()):
+        if isinstance(node, ast.FunctionDef):
+            name, outermost = _owner((*parents, node))
+            found[name] = outermost.lineno, outermost.end_lineno or outermost.lineno, _version(outermost)
+    return found
+
+
+def _version(node: ast.AST) -> str:
+    return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:12]
 
 
 def _compiles(source: str) -> bool:
@@ -100,13 +124,12 @@ def _compiles(source: str) -> bool:
 # ------------------------------------------------------------------------------------------------ where to look
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[Change, Any]]:
-    """Each change with the statement it stands in."""
+def _changes(tree: ast.Module) -> Iterator[tuple[Change, tuple[ast.AST, ...]]]:
+    """Each change with what it stands in, from the module down."""
     for node, parents in _walk(tree, ()):
-        statement = next((n for n in (node, *reversed(parents)) if isinstance(n, ast.stmt)), None)
         for change in CHANGES:
             for found in change(node, parents):
-                yield found, statement
+                yield found, (*parents, node)
 
 
 def _walk(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+FAILED = 70  # the exit code of a fork whose function raised
+
 
 def forked(work: Callable[[], int], says: Path | str = os.devnull) -> int:
     """Run a function in a fork, with what it says into a file; gives the fork's id."""
@@ -15,7 +17,7 @@ def forked(work: Callable[[], int], says: Path | str = os.devnull) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 70
+    code = FAILED
     try:
         file = os.open(says, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         for stream in (0, 1, 2):

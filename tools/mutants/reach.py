@@ -1,4 +1,7 @@
-"""Which tests reach which lines, and how long each takes: measured once, again where a file has changed."""
+"""Which tests reach which lines, and how long each takes: measured once, and again for test files that have changed.
+
+Lines are kept relative to their function. If the function has changed since, all of its lines count as reached.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +9,92 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
-from faults import Mutant
+from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, REACH, ROOT, TABLES, own_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
-QUIET = ("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")
-SECONDS, OTHERS = 12.0, 400  # for one fault: tests that take this long together, so many of other files than its own
+Lines = dict[str, set[int]]  # by file
+Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
 def measured() -> Reach:
     """Every test's time and the lines of the sources that it reaches."""
-    sources = version(PACKAGE / file for file in source_files())
-    shared = version((ROOT / "tests").glob("*.py"))
-    states = {file: sources + shared + version([ROOT / file]) for file in test_files()}
+    states = {file: version([ROOT / file]) for file in test_files()}
     kept = json.loads(REACH.read_text()) if REACH.exists() else {}
     todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
+    now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
     if todo:
         print(f"measuring which lines the tests of {len(todo)} files reach", flush=True)
-        REACH.parent.mkdir(exist_ok=True)
-        log, found = REACH.with_suffix(".log"), REACH.with_suffix(".part")
-        _, status = os.waitpid(forked(lambda: _measure(todo, found), log), 0)
-        if status:
-            sys.exit(f"the tests fail without any fault: {log}")
-        new = json.loads(found.read_text())
-        kept |= {file: {"state": states[file], "reach": new.get(file, {})} for file in todo}
+        new = _traced(todo, lambda tracer: tracer.by_file())
+        versions = {file: {name: of for name, (_, _, of) in named.items()} for file, named in now.items()}
+        for file in todo:
+            reach = _with_lines(new.get(file, {}), lambda source, lines: _by_function(lines, now[source]))
+            kept[file] = {"state": states[file], "versions": versions, "reach": reach}
         REACH.write_text(json.dumps(kept))
-    return {test: reached for file in states for test, reached in kept[file]["reach"].items()}
+    return {test: reached for file in states for test, reached in _as_it_is_now(kept[file], now).items()}
 
 
-def _measure(files: Sequence[str], out: Any) -> int:
-    tracer = Tracer()
-    failed = pytest.main([*files, *QUIET], plugins=[tracer])
-    out.write_text(json.dumps(tracer.by_file()))
-    return int(failed)
+def _as_it_is_now(record: Mapping[str, Any], now: Mapping[str, Functions]) -> Reach:
+    """What the tests of a file reach, in lines of the sources as they are now."""
+    then = record["versions"]
+    return _with_lines(record["reach"], lambda file, places: _lines_now(places, then[file], now.get(file, {})))
+
+
+def _with_lines(reach: Reach, change: Callable[[str, Any], Any]) -> Reach:
+    return {
+        test: reached | {"lines": {source: change(source, lines) for source, lines in reached["lines"].items()}}
+        for test, reached in reach.items()
+    }
+
+
+def _by_function(lines: Sequence[int], named: Functions) -> dict[str, list[int]]:
+    """Lines as the distances from the beginnings of their functions."""
+    found = {name: [n - first for n in lines if first <= n <= last] for name, (first, last, _) in named.items()}
+    return {name: at for name, at in found.items() if at}
+
+
+def _lines_now(places: Mapping[str, Sequence[int]], then: Mapping[str, str], named: Functions) -> list[int]:
+    """The lines that such distances mean in the source as it is now."""
+    lines: list[int] = []
+    for name, at in places.items():
+        if name in named:
+            first, last, of = named[name]
+            lines += [first + n for n in at] if then[name] == of else range(first, last + 1)
+    return sorted(lines)
+
+
+def collected() -> tuple[list[str], Lines]:
+    """All tests, and the lines that run when they are imported, before any test runs."""
+    found = _traced(
+        ["--collect-only", *test_files()],
+        lambda tracer: {"tests": tracer.found, "lines": {f: sorted(at) for f, at in tracer.now.items()}},
+    )
+    return found["tests"], {file: set(lines) for file, lines in found["lines"].items()}
+
+
+def _traced(arguments: Sequence[str], result: Callable[[Tracer], dict[str, Any]]) -> dict[str, Any]:
+    """What a tracer saw of a run of pytest in a fork."""
+    REACH.parent.mkdir(exist_ok=True)
+    log, out = REACH.with_suffix(".log"), REACH.with_suffix(".part")
+
+    def work() -> int:
+        tracer = Tracer()
+        failed = pytest.main([*arguments, *QUIET], plugins=[tracer])
+        out.write_text(json.dumps(result(tracer)))
+        return int(failed)
+
+    _, status = os.waitpid(forked(work, log), 0)
+    if status:
+        sys.exit(f"the tests fail without any fault: {log}")
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 class Tracer:
@@ -53,8 +103,9 @@ class Tracer:
     def __init__(self) -> None:
         self.files = {str(PACKAGE / file): file for file in source_files()}
         self.tests: Reach = {}
-        self.fixtures: dict[str, dict[str, set[int]]] = {}  # by test file: what they reach counts for all its tests
-        self.now: dict[str, set[int]] = {}
+        self.fixtures: dict[str, Lines] = {}  # by test file: what they reach counts for all its tests
+        self.now: Lines = {}
+        self.found: list[str] = []
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         file = self.files.get(frame.f_code.co_filename)
@@ -68,7 +119,7 @@ class Tracer:
 
         return line(frame, event, arg)
 
-    def _during(self, into: dict[str, set[int]]) -> Iterator[None]:
+    def _during(self, into: Lines) -> Iterator[None]:
         self.now = into
         sys.settrace(self.trace)
         try:
@@ -77,13 +128,21 @@ class Tracer:
             sys.settrace(None)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        yield from self._during({})
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.found = [item.nodeid for item in session.items]
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: Any) -> Iterator[None]:
         yield from self._during(self.fixtures.setdefault(file_of(item.nodeid), {}))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
         _forget()
-        begun, lines = time.process_time(), {}
+        lines: Lines = {}
+        begun = time.process_time()
         yield from self._during(lines)
         self.tests[item.nodeid] = {"seconds": time.process_time() - begun, "lines": lines}
 
@@ -112,25 +171,50 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def tests_for(mutant: Mutant, reach: Reach) -> list[str]:
-    """The tests that reach a fault: those of its own test file, then the quickest, one of each function at a time."""
+class Plan:
+    """Which tests try a fault, and in which order."""
+
+    def __init__(self, reach: Reach, tests: Sequence[str], imported: Lines) -> None:
+        there = set(tests)
+        self.reach = {test: reached for test, reached in reach.items() if test in there}
+        self.imported = imported
+
+    def runs_on_import(self, mutant: Mutant) -> bool:
+        """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
+        return not mutant.owner or bool(_lines(mutant) & self.imported.get(mutant.file, set()))
+
+    def seconds(self, tests: Sequence[str]) -> float:
+        return float(sum(self.reach[test]["seconds"] for test in tests))
+
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        """The tests that reach a fault, the most promising first: all of its own test file, and others for SECONDS.
+
+        First one of each test function for each way that tests take through the function with the fault, the tests of
+        its own test file before others; then a second one, and so on.
+        """
+        first, last = mutant.around
+        turns = Counter[tuple[str, frozenset[int]]]()
+        ordered = []
+        for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
+            way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
+            turns[test.partition("[")[0], way] += 1
+            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) != own_tests(mutant.file)
+            ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
+        chosen: list[str] = []
+        total = 0.0
+        for _, elsewhere, seconds, test in sorted(ordered):
+            total += seconds * elsewhere
+            if not elsewhere or total <= SECONDS or not chosen:
+                chosen.append(test)
+        return chosen
+
+    def _reaching(self, mutant: Mutant) -> list[str]:
+        if self.runs_on_import(mutant):  # any test of the file may notice, and those of tables that modules write into
+            return [t for t, r in self.reach.items() if mutant.file in r["lines"] or file_of(t) in TABLES]
+        at = _lines(mutant)
+        return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
+
+
+def _lines(mutant: Mutant) -> set[int]:
     first, last = mutant.lines
-    at = set(range(first, last + 1))
-    reaching = [test for test, reached in reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
-    if mutant.on_import:  # any test of the file may notice, and those of the tables that modules write into
-        reaching = [
-            test for test, reached in reach.items() if mutant.file in reached["lines"] or file_of(test) in TABLES
-        ]
-    turns: dict[str, int] = {}
-    ordered = []
-    for test in sorted(reaching, key=lambda test: (reach[test]["seconds"], test)):
-        function = test.partition("[")[0]
-        turns[function] = turns.get(function, 0) + 1
-        ordered.append((file_of(test) != own_tests(mutant.file), turns[function], reach[test]["seconds"], test))
-    chosen, total, others = [], 0.0, 0
-    for elsewhere, _, seconds, test in sorted(ordered):
-        total, others = total + seconds, others + elsewhere
-        if chosen and (total > SECONDS or others > OTHERS):
-            break
-        chosen.append(test)
-    return chosen
+    return set(range(min(first, mutant.line), last + 1))

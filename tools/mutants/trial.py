@@ -1,7 +1,12 @@
-"""One fault in one fork: the changed module by an import hook, the tests that reach it, and what came of it."""
+"""One fault in one fork, the tests that reach it, and what came of it.
+
+A fault in a function is put into the function that is there, so that packages and tests are imported only once. A fault
+in what runs on import is tried in a fork of a process without the package, whose import hook gives the changed module.
+"""
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -10,23 +15,97 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 from faults import Mutant
-from fork import forked
-from reach import QUIET, Reach, tests_for
-from where import PACKAGE
+from fork import FAILED, forked
+from reach import Plan, file_of
+from where import PACKAGE, QUIET, test_files
 
 MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
-Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}
+Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
+Keep = Callable[[Mutant, Outcome], None]
 
 
-def tried(
-    todo: Sequence[Mutant], sources: Mapping[str, str], reach: Reach, jobs: int
+def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> None:
+    """Faults in what runs on import: every fork imports the package anew."""
+
+    def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
+        sys.meta_path.insert(0, Changed(mutant.file, mutant.applied(sources[mutant.file])))
+        files = dict.fromkeys(file_of(test) for test in tests)
+        return int(pytest.main([*files, *QUIET], plugins=[Collected(lambda items: _run(items, tests, answer))]))
+
+    for mutant, outcome in _tried(todo, plan, jobs, attempt):
+        keep(mutant, outcome)
+
+
+def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> None:
+    """Faults in functions: the tests are collected here, once, and every fork runs some of them."""
+
+    def loop(items: Mapping[str, Any]) -> None:
+        functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
+        functions = [f for f in functions if f.__code__.co_filename.startswith(str(PACKAGE))]
+        gc.freeze()  # or every fork copies what the garbage collector looks at
+
+        def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
+            source = sources[mutant.file]
+            replace(functions, PACKAGE / mutant.file, source, mutant.applied(source), mutant.owner)
+            return _run(items, tests, answer)
+
+        for mutant, outcome in _tried(todo, plan, jobs, attempt):
+            keep(mutant, outcome)
+
+    if pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) == pytest.ExitCode.INTERRUPTED:
+        sys.exit("stopped; the next run goes on here")
+
+
+class Collected:
+    """A pytest plugin that hands the collected tests to a function instead of running them."""
+
+    def __init__(self, loop: Callable[[dict[str, Any]], Any]) -> None:
+        self.loop = loop
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.testsfailed:  # a file cannot be imported
+            raise session.Failed("not collected")
+        self.loop({item.nodeid: item for item in session.items})
+        return True
+
+
+def _run(items: Mapping[str, Any], tests: Sequence[str], answer: int) -> int:
+    """Run tests in this order; the first that fails ends the process."""
+    chosen = [items[test] for test in tests if test in items]
+    if len(chosen) < len(tests):  # their parameters come from the table that the fault is in
+        os.write(answer, b"collection")
+        return 1
+    chosen[0].config.pluginmanager.register(Watcher(answer))
+    for item, following in zip(chosen, [*chosen[1:], None], strict=True):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    return 0
+
+
+class Watcher:
+    """A pytest plugin that ends the process with the first test that fails."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            os.write(self.answer, report.nodeid.encode())
+            os._exit(1)
+
+
+# ---------------------------------------------------------------------------------------------------- the forks
+
+
+def _tried(
+    todo: Sequence[Mutant], plan: Plan, jobs: int, attempt: Callable[[Mutant, Sequence[str], int], int]
 ) -> Iterator[tuple[Mutant, Outcome]]:
     """Each fault with its outcome, `jobs` at a time."""
     waiting, running = list(reversed(todo)), list[Trial]()
@@ -34,8 +113,8 @@ def tried(
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
-                if tests := tests_for(mutant, reach):
-                    running.append(_begun(mutant, sources[mutant.file], tests, reach))
+                if tests := plan.tests_for(mutant):
+                    running.append(_begun(mutant, tests, plan.seconds(tests), attempt))
                 else:
                     yield mutant, {"outcome": "survived", "by": "no test reaches it", "seconds": 0.0}
             for trial in list(running):
@@ -49,12 +128,20 @@ def tried(
             os.kill(trial.pid, signal.SIGKILL)
 
 
-def _begun(mutant: Mutant, source: str, tests: Sequence[str], reach: Reach) -> Trial:
+def _begun(
+    mutant: Mutant, tests: Sequence[str], expected: float, attempt: Callable[[Mutant, Sequence[str], int], int]
+) -> Trial:
     read, write = os.pipe()
-    expected = sum(reach[test]["seconds"] for test in tests)
-    pid = forked(lambda: _try(mutant, source, tests, write))
+    seconds = int(20 + 5 * expected)  # of the processor: a busy machine kills no fault
+
+    def work() -> int:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        return attempt(mutant, tests, write)
+
+    pid = forked(work)
     os.close(write)
-    return Trial(mutant, pid, read, time.monotonic(), 30 + 10 * expected)
+    return Trial(mutant, pid, read, time.monotonic(), 20.0 * seconds)
 
 
 @dataclass
@@ -65,45 +152,51 @@ class Trial:
     pid: int
     answer: int
     begun: float
-    limit: float
+    limit: float  # for one that waits for ever
 
     def outcome(self) -> Outcome | None:
         """None while it runs."""
-        seconds = round(time.monotonic() - self.begun, 1)
-        found, status = os.waitpid(self.pid, os.WNOHANG)
-        if not found and seconds < self.limit:
+        found, status, used = os.wait4(self.pid, os.WNOHANG)
+        if not found and time.monotonic() - self.begun < self.limit:
             return None
-        by = "time"
         if not found:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        elif os.waitstatus_to_exitcode(status) == 0:
-            by = ""
-        else:
-            by = os.read(self.answer, 4096).decode() or "import"
+            _, status, used = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == FAILED:
+            sys.exit(f"this fault could not be tried: {self.mutant.file}:{self.mutant.line}  {self.mutant.key}")
+        by = os.read(self.answer, 4096).decode() if code else ""
         os.close(self.answer)
+        by = by or (f"signal {-code}" if code < 0 else "import" if code else "")
+        seconds = round(used.ru_utime + used.ru_stime, 2)
         return {"outcome": "killed" if by else "survived", "by": by, "seconds": seconds}
 
 
-def _try(mutant: Mutant, source: str, tests: Sequence[str], answer: int) -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sys.meta_path.insert(0, Changed(mutant.file, mutant.applied(source)))
-    return int(pytest.main([*tests, *QUIET], plugins=[Watcher(tests, answer)]))
+# ------------------------------------------------------------------------------------------------ the changed code
 
 
-class Watcher:
-    """A pytest plugin that runs the tests in the order given and ends the process with the first that fails."""
+def replace(functions: Sequence[FunctionType], path: Any, source: str, changed: str, owner: str) -> None:
+    """Give the functions called `owner`, and those inside it, the code that a changed source has for them."""
+    old, new = (_codes(compile(text, str(path), "exec", dont_inherit=True)) for text in (source, changed))
+    names = {code: name for name, code in old.items() if f"{name[0]}.".startswith(f"{owner}.")}
+    there = [f for f in functions if f.__code__ in names and f.__code__.co_filename == str(path)]
+    if not there:
+        raise LookupError(f"{owner} of {path} is not imported")
+    for function in there:
+        if names[function.__code__] in new:
+            function.__code__ = new[names[function.__code__]]
 
-    def __init__(self, order: Sequence[str], answer: int) -> None:
-        self.order, self.answer = {test: i for i, test in enumerate(order)}, answer
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items.sort(key=lambda item: self.order.get(item.nodeid, len(self.order)))
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            os.write(self.answer, report.nodeid.encode())
-            os._exit(1)
+def _codes(module: CodeType) -> dict[tuple[str, int], CodeType]:
+    """All code objects in a module, by their names and their turn among those of this name."""
+    found, turns = {}, Counter[str]()
+    waiting = [module]
+    while waiting:
+        code = waiting.pop(0)
+        turns[code.co_qualname] += 1
+        found[code.co_qualname, turns[code.co_qualname]] = code
+        waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return found
 
 
 class Changed(importlib.abc.MetaPathFinder):

@@ -12,6 +12,8 @@ SOURCES = "core/rules/*.py", "core/capture/fold.py", "methods/**/*.py"
 TESTS = "tests/core", "tests/methods", "tests/test_explanation.py"
 TABLES = ("tests/methods/test_registry.py",)  # tests of what modules put into tables when they are imported
 LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures, seconds each
+QUIET = ("-x", "-q", "-s", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")  # how pytest runs
+SECONDS = 4.0  # for one fault, of tests of other files than its own
 ROWS, REACH = ROOT / "build" / "mutants.jsonl", ROOT / "build" / "mutants_reach.json"
 SURVIVORS, TABLE = Path(__file__).with_name("survivors.toml"), ROOT / "tests" / "MUTANTS.md"
 

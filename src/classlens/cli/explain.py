@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 def explain(
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE", help="Image files, or folders of images (read recursively).", show_default=False
+        ),
     ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
@@ -78,7 +81,7 @@ def explain(
     import classlens
     from classlens.data.images import ahead
 
-    images = _pictures(images)
+    images = _pictures(images, out)
     if multilabel and (classes or top or rather_than):
         raise typer.BadParameter(
             "--multilabel selects the classes itself; use it without --class, --top and --rather-than"
@@ -121,13 +124,16 @@ def explain(
         raise typer.Exit(2)
 
 
-def _pictures(paths: Sequence[Path]) -> list[Path]:
-    """The files, and the files in folders, sorted by name."""
+def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
+    """The files, and the files anywhere in folders, sorted by name; not the figures of an earlier run in `out`."""
     from classlens.data.find import pictures_in
 
     found: list[Path] = []
     for path in paths:
-        inside = sorted(pictures_in(path)) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            own = out.resolve()
+            inside = sorted(p for p in pictures_in(path, deep=True) if own not in p.resolve().parents)
         if not inside:
             raise ImageError(f"there are no images in {path}")
         found += inside

@@ -43,9 +43,13 @@ class Item:
 
 def pictures_in(folder: Path, deep: bool = False) -> list[Path]:
     """The image files directly in a folder, or anywhere below it."""
-    # Hidden files such as ._cat.jpg are metadata of the operating system.
     found = folder.rglob("*") if deep else folder.iterdir()
-    return [path for path in found if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")]
+    return [path for path in found if path.suffix.lower() in _SUFFIXES and not _is_hidden(path.relative_to(folder))]
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a name starts with a dot: metadata of the operating system, such as ._cat.jpg or .Trash/cat.jpg."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def folder_per_class(root: Path) -> Path | None:
@@ -54,18 +58,18 @@ def folder_per_class(root: Path) -> Path | None:
         if start.is_dir() and any(is_wnid(child.name) for child in start.iterdir() if child.is_dir()):
             return start
     children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
-    # Classes by name: only folders, and images directly inside the first of them.
+    # Classes by name: only folders, and images directly inside the first of them (else they may be train and val).
     if children and not pictures_in(root) and pictures_in(min(children)):
         return root
     return None
 
 
 def class_items(root: Path, _split: str | None) -> Iterable[Item]:
-    """The images directly in the class folders, labelled by their folder."""
+    """The images anywhere below the class folders, labelled by their class folder."""
     for folder in root.iterdir():
         if folder.is_dir():
-            for file in pictures_in(folder):
-                yield Item(f"{folder.name}/{file.name}", file, label=folder.name)
+            for file in pictures_in(folder, deep=True):
+                yield Item(file.relative_to(root).as_posix(), file, label=folder.name)
 
 
 def just_pictures(root: Path) -> Path | None:

@@ -92,6 +92,12 @@ def to_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
 
 
+def rescaled(images: Tensor) -> Tensor:
+    """(..., 3, H, W) from each image's own range to [0, 1], for drawing an input whose preprocessing is unknown."""
+    low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
+    return (images - low) / (high - low).clamp(min=1e-12)
+
+
 def check_batch(images: Tensor) -> Tensor:
     """Return the images unchanged if they are a valid network input: (B, C, H, W), floating point, finite.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from classlens.core.capture import Node, Tape, Value, last_linear
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
+from classlens.core.rules.propagate import smallest_peak, without_denormals
 from classlens.errors import MethodError
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
@@ -116,7 +117,8 @@ def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tens
     layer = linear_map(node)
     if len(tape.consumers[layer.value]) == 1:
         return gradients[layer.value]
-    return layer.adjoint(gradients[node.outputs[0]], layer.weight)
+    gradient = gradients[node.outputs[0]]
+    return layer.adjoint(without_denormals(gradient, smallest_peak([gradient])), layer.weight)
 
 
 def gradient_values(tape: Tape, nodes: Iterable[Node]) -> list[Value]:

@@ -1,10 +1,11 @@
-"""Imports torchvision and timm, only when they are needed."""
+"""Imports torchvision, timm and transformers, only when they are needed."""
 
 from __future__ import annotations
 
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +45,14 @@ def import_timm() -> ModuleType:
     """Import timm, which imports torchvision and needs the same workaround."""
     import_torchvision()
     return _import("timm")
+
+
+@cache
+def import_transformers() -> ModuleType:
+    """Import transformers, which imports torchvision where it is installed and needs the same workaround."""
+    if find_spec("torchvision"):
+        import_torchvision()
+    return _import("transformers")
 
 
 def _import(library: str) -> ModuleType:

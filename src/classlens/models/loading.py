@@ -38,6 +38,9 @@ MODELS: dict[str, ModelInfo] = {name: entry.info for name, entry in EMBEDDED.ite
 KINDS: dict[str, ModelInfo] = {
     "torchvision:NAME": ModelInfo("a classifier of torchvision", install="pip install 'classlens[torchvision]'"),
     "timm:NAME": ModelInfo("a network of timm", install="pip install 'classlens[timm]'"),
+    "hf:NAME_OR_FOLDER": ModelInfo(
+        "an image classifier of Hugging Face transformers", install="pip install 'classlens[hf]'"
+    ),
     "selfsup:NAME": ModelInfo(
         f"a network trained without labels, from the project's checkpoint: {', '.join(FAMILIES)}",
         install="pip install 'classlens[torchvision]'",
@@ -105,7 +108,7 @@ def _from_architecture(name: str, source: Architecture, weights: str | os.PathLi
     else:
         model, other_classes = build_with_weights(source.build, weights)
         labels = labels if other_classes is None else None
-    return LoadedModel(name, model, source.preprocess(model), labels)
+    return LoadedModel(name, model, source.preprocess(model), labels, source.multilabel)
 
 
 def _from_function(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:

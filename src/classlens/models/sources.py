@@ -16,6 +16,7 @@ from torch import nn
 
 from classlens.data.labels import imagenet
 from classlens.errors import ModelError
+from classlens.models import hugging_face
 from classlens.models import selfsup as families
 from classlens.models._text import nearest, reason
 from classlens.models._torchvision import import_timm, import_torchvision
@@ -33,6 +34,7 @@ class Architecture:
     preprocess: Callable[[nn.Module], Preprocess]
     labels: tuple[str, ...] | None  # of the default head
     read: Callable[[Path], nn.Module] | None = None  # -> the network in a file, if the file decides the architecture
+    multilabel: bool = False  # an independent probability for each class (sigmoid)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,21 @@ def selfsup(name: str) -> Architecture:
     )
 
 
-LIBRARIES: dict[str, Callable[[str], Architecture]] = {"torchvision": torchvision, "timm": timm, "selfsup": selfsup}
+def hf(name: str) -> Architecture:
+    """An image classifier of Hugging Face transformers, by name or from a folder: `hf("path/to/folder")`."""
+    config = hugging_face.read_config(name)
+    return Architecture(
+        build=partial(hugging_face.build, config),
+        published=partial(hugging_face.published, name),
+        preprocess=lambda model: hugging_face.preprocessing(name),
+        labels=hugging_face.labels(config),
+        multilabel=config.problem_type == "multi_label_classification",
+    )
+
+
+LIBRARIES: dict[str, Callable[[str], Architecture]] = {
+    "torchvision": torchvision, "timm": timm, "hf": hf, "selfsup": selfsup,
+}  # fmt: skip
 
 
 def from_torchvision(transforms: Any) -> Preprocess:

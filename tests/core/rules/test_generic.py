@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import record
-from classlens.core.rules.generic import divide, divide_released, magnitude, transported, unbroadcast
+from classlens.core.rules.generic import divide, divide_released, magnitude, shared, transported, unbroadcast
+from classlens.errors import CaptureError
 from steps import Does, back
 
 X = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
@@ -45,6 +46,11 @@ def test_an_input_that_only_lends_its_shape_gets_nothing() -> None:
     to_mean, to_shape = transported(node, [r[None]])
     assert torch.equal(to_mean.flatten(), torch.tensor([6.0]))
     assert torch.equal(to_shape, torch.zeros(1, *X.shape))
+
+
+def test_what_cannot_be_differentiated_is_refused() -> None:
+    with pytest.raises(CaptureError, match="cannot be differentiated"):
+        shared(lambda x: [(x > 0).float()], [X], torch.ones(1, *X.shape))
 
 
 def test_shares_come_back_to_the_shape_that_was_broadcast() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reference
-from classlens.core.capture import record
+from classlens.core.capture import folded, record
 from classlens.core.rules import linear, propagate, rule_for
 from classlens.core.rules.linear import LinearMap, linear_map, output_stride
 
@@ -143,6 +143,21 @@ def test_weights_that_depend_on_the_image_are_read_as_they_were() -> None:
     found = linear_map(node)
     assert found.value is node.inputs[0]
     assert torch.allclose(found.forward(found.x, found.weight), node.outputs[0].tensor)
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm", "shape"),
+    [(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), (3, 5, 5)), (nn.Linear(3, 4), nn.BatchNorm1d(4), (3,))],
+    ids=["conv2d", "linear"],
+)
+def test_a_folded_normalisation_scales_the_weight(layer: nn.Module, norm: nn.Module, shape: tuple[int, ...]) -> None:
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    nn.init.normal_(norm.running_mean)
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    (node,) = folded(record(nn.Sequential(layer, norm).double().eval(), x)).nodes
+    found = linear_map(node)
+    assert torch.allclose(found.forward(x, found.weight) + found.bias, norm(layer(x)))
+    assert found.unscaled.data_ptr() == layer.weight.data_ptr()  # no copy
 
 
 @pytest.mark.parametrize(("height", "stride"), [(224, 1), (112, 2), (7, 32), (17, 16), (14, 16), (15, 16), (28, 8)])

@@ -16,6 +16,7 @@ POOLS = [
     nn.MaxPool2d((2, 1), 4, (1, 0), dilation=(2, 1), ceil_mode=True), nn.MaxPool2d(2, 2, 0, (1, 2), ceil_mode=True),
     nn.MaxPool2d((1, 2), 5, (0, 1), dilation=(1, 3), ceil_mode=True), nn.MaxPool2d(3, 4, 1, dilation=2, ceil_mode=True),
     nn.MaxPool2d(2, 5, 1, dilation=2, ceil_mode=True),  # the last window would begin outside
+    nn.MaxPool2d(3, 3, 0, (1, 2), ceil_mode=True),  # as many windows as if they lay side by side
 ]  # fmt: skip
 
 

@@ -150,3 +150,10 @@ def test_both_factors_of_an_added_product_may_be_live() -> None:
     assert torch.allclose(found, torch.stack([r, r])[None] / 2)
     twice = back(lambda x: (y := x[0, 0] * 1, torch.addcmul(torch.zeros(1, 2), y, y))[1], TWO, r)
     assert torch.allclose(twice[:, 0], r)
+
+
+def test_a_factor_that_addcmul_broadcasts_is_a_gate() -> None:
+    """As in an ordinary product, also where it is outside of [0,1]."""
+    x, r = torch.rand(1, 2, 3, 3) + 2, torch.rand(1, 2, 3, 3)
+    found = back(lambda x: torch.addcmul(torch.zeros(1), x, x.mean((2, 3), keepdim=True)), x, r)
+    assert torch.allclose(found, r)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
-from classlens.core.rules.propagate import MULTI_OUTPUT, Ledger, Sweep
+from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep
 from classlens.errors import UnsupportedOp
 from steps import Does
 
@@ -122,6 +122,20 @@ def test_a_rule_for_an_operation_of_several_outputs_sees_all_of_them() -> None:
     ((of_std, of_mean),) = seen
     assert of_std is None
     assert torch.equal(of_mean, torch.ones(1, 3, 1))
+
+
+@pytest.mark.parametrize("absorbs", [True, False])
+def test_the_last_registered_rule_says_whether_relevance_is_absorbed(absorbs: bool) -> None:
+    before = RULES["flip"]
+    try:
+        register("flip", absorbs=not absorbs)(before)
+        register("flip", absorbs=absorbs)(lambda node, relevance: [relevance / 4])
+        assert ("flip" in ABSORBING) == absorbs
+        sweep, start = swept(lambda x: x.flip(2))
+    finally:
+        register("flip")(before)
+    assert "flip" not in ABSORBING
+    assert torch.allclose(sweep.absorbed, 0.75 * absorbs * start.flatten(2).sum(2).double())
 
 
 # ---------------------------------------------------------------------------------------------------------- the ledger

@@ -6,7 +6,7 @@
 >>> resolve_targets("tabby", logits, labels, rather_than="Egyptian cat")
 >>> resolve_targets(lambda y: y[281:286].logsumexp(0), logits)      # any cat
 
-Other questions, `region`, `detection`, `like`, `text`, `neuron`, first look at what the network returns (`Asking`).
+Other questions, `region`, `detection`, `like`, `text`, `neuron`, first look at what the network returns (`ask`).
 
 A target is a small object with a description and a value: `Class`, `Number` (a callable), `Contrast` (a class rather
 than others). A new kind is a new file here. Methods do not depend on the kinds: they get a (B,K) tensor of class

@@ -103,7 +103,7 @@ def as_box(given: Sequence[float]) -> Box:
 
 
 def in_words(box: Box) -> str:
-    """ "the box (10, 20, 80, 90)"."""
+    """The box in words, with whole pixels."""
     return f"the box ({box.left:.0f}, {box.top:.0f}, {box.right:.0f}, {box.bottom:.0f})"
 
 
