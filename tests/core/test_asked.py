@@ -26,7 +26,8 @@ from quick import QUICK
 TAKE = [name for name, method in METHODS.items() if method.scalars]
 REFUSE = [name for name in METHODS if name not in TAKE]
 CONTROLS = ("random", "centre", "sobel")
-ELSEWHERE = ("gradcam", "rise", "meaningful-perturbation")  # by construction these show more than what is read
+# By construction these show more than what is read: averages, masks, and the paper's shift of every pixel.
+ELSEWHERE = ("gradcam", "rise", "meaningful-perturbation", "agf-paper")
 SIZE = (48, 64)
 
 

@@ -24,6 +24,7 @@ from classlens.cli.options import (
     rivals_of,
     targets_of,
 )
+from classlens.cli.questions import Boxes, Likes, Neurons, Regions, Texts, questions_of
 from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def explain(
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes.  [default: 1]")
     ] = None,
     rather_than: RatherThan = None,
+    text: Texts = None,
+    box: Boxes = None,
+    region: Regions = None,
+    like: Likes = None,
+    neuron: Neurons = None,
     multilabel: Annotated[
         bool, typer.Option("--multilabel", help="Explain every class that a multi-label network predicts.")
     ] = False,
@@ -75,6 +81,10 @@ def explain(
 
         classlens explain photo.jpg --model runs/voc --multilabel
 
+        classlens explain street.jpg --model my_package:detector --box 0 --box 1
+
+        classlens explain street.jpg --model my_package:segmenter --region person --region car@40,60
+
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
     segmentation.png, the class with the most evidence at each pixel.
     """
@@ -82,11 +92,13 @@ def explain(
     from classlens.data.images import ahead
 
     images = _pictures(images, out)
-    if multilabel and (classes or top or rather_than):
+    questions = questions_of(text, box, region, like, neuron)
+    if multilabel + bool(questions) + bool(classes or top or rather_than) > 1:
         raise typer.BadParameter(
-            "--multilabel selects the classes itself; use it without --class, --top and --rather-than"
+            "give --multilabel, or questions such as --region, or classes (--class, --top, --rather-than), not several"
         )
-    targets = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
+    several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
+    targets = [questions] if questions else several
     loaded = load_model(model, weights, device)
     if multilabel and not loaded.multilabel:
         raise ModelError(

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from classlens.errors import MethodError
-from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, overlay, pixels_of, to_bytes
+from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, pixels_of, to_bytes
+from classlens.render.outlines import overlay_of
 from classlens.render.panels import QUIET, caption, draw, foot, head, panels
 from classlens.render.words import class_name, percent, probability_text, question_text, rival_text
 
@@ -50,7 +51,7 @@ def figure(explanation: Explanation) -> Figure:
         draw(axes[row][0], pixels_of(picture))
         head(axes[row][0], "picture")
         for k in range(classes):
-            draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
+            draw(axes[row][1 + k], overlay_of(explanation, row, k))
             chance = probability_text(explanation.probability(row, k))
             head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
     about = (explanation.method, explanation.model)
@@ -94,7 +95,7 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
         for panel, method in itertools.zip_longest(axes[row][1:], block):
             if method in explanations:
                 e = explanations[method]
-                draw(panel, overlay(e.pictures[0], e.maps[0, k], e.signed))
+                draw(panel, overlay_of(e, 0, k))
                 head(panel, method, f"{e.report.seconds:.1f} s", size=8.5)
             else:  # it failed, or the last block is shorter
                 panel.set_axis_off()

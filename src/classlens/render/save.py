@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from classlens.files import write_bytes, write_json
-from classlens.render.colours import RGB, overlay
+from classlens.render.colours import RGB
 from classlens.render.figures import figure
+from classlens.render.outlines import overlay_of
 from classlens.render.words import describe
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]
     for row, k in np.ndindex(*explanation.targets.shape):
         index = int(explanation.targets[row, k])
         path = target / f"{row}-{index}-{_slug(explanation.name(row, k))}.png"
-        pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
-        paths.append(write_png(path, pixels))
+        paths.append(write_png(path, overlay_of(explanation, row, k)))
     paths.append(write_png(target / "figure.png", figure(explanation)))
     paths.append(write_bytes(target / "maps.npz", _arrays(explanation)))
     paths.append(write_json(target / "report.json", _report(explanation)))
