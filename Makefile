@@ -20,6 +20,7 @@ help: ## show this list
 
 demo: $(VENV)/.core ## explain a picture of two classes with the embedded model: out/demo.png
 	@$(BIN)/classlens demo --out out
+	@echo "Your own picture: $(BIN)/classlens explain photo.jpg"
 
 test: lint types imports unit ## all checks: linters, types, import contracts, tests
 

@@ -22,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MU = 0.8  # A's share
-FIFTH = 0.2  # the largest weight of a rival
+TENTH = 0.1  # the largest weight of a rival
 FEW_LAYERS, LEAST, MOST = 6, 0.2, 1.0  # of lambda
 DEEP = 8  # the stride from which on a layer has a residual
 SHARPNESS, RIDGE, GUARD = 10.0, 1.0, 1e-9  # of the factorisation; the guard of its divisions
+HALF = 0.5  # the weight of F(x) + M beside F(dx)
+NEAR = 20  # a 20th of the shorter side, in each direction: where relevance counts as nearby
 SMALLEST = torch.finfo(torch.float64).tiny ** 0.5
 
 
@@ -66,7 +68,7 @@ class Everything(nn.Module):
         self.tiled = nn.MaxPool2d(2)
         self.last = nn.Conv2d(6, 6, (3, 1), padding=(1, 0))
         self.more = nn.Conv2d(6, 7, 1)
-        self.head = nn.Sequential(nn.Linear(7 * 2, 10), nn.ReLU(), nn.Linear(10, 12))
+        self.head = nn.Sequential(nn.Linear(7 * 2, 10), nn.ReLU(), nn.Linear(10, 60))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem_norm(self.stem(x)))
@@ -133,17 +135,17 @@ def steps(m: Everything) -> list[Step]:
 def above_rivals(y: Tensor, t: int) -> Tensor:
     """Where classes compete: y_t - sum_{k != t} p_k y_k, p = softmax(beta y) over the others, read as constants.
 
-    beta is 1 / std(y), or smaller, until no p_k is larger than a fifth (0, if nothing is small enough).
+    beta is 1 / std(y), or smaller, until no p_k is larger than a tenth (0, if nothing is small enough).
     """
     values = y.tolist()
     rivals = [k for k in range(len(y)) if k != t]
     mean = sum(values) / len(values)
     beta = 1 / math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-    if max(_softmax(values, rivals, beta)) > FIFTH:
+    if max(_softmax(values, rivals, beta)) > TENTH:
         low, high = 0.0, beta
         while high - low > 1e-15 * beta:
             middle = (low + high) / 2
-            low, high = (low, middle) if max(_softmax(values, rivals, middle)) > FIFTH else (middle, high)
+            low, high = (low, middle) if max(_softmax(values, rivals, middle)) > TENTH else (middle, high)
         beta = low
     return y[t] - sum(p * y[k] for p, k in zip(_softmax(values, rivals, beta), rivals, strict=True))
 
@@ -245,17 +247,13 @@ def interaction(x: Tensor, gradient: Tensor) -> Tensor:
     return mean / (mean.max() + GUARD)
 
 
-def gate(c: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-c.mean(0)))
-
-
 def gradcam(x: Tensor, gradient: Tensor) -> Tensor:
     """In the place of F(x) + M: what Grad-CAM would show here, as a mean over channels."""
     return (x * gradient.mean((1, 2), keepdim=True)).mean(0).clamp(min=0)
 
 
 def residual(x: Tensor, gradient: Tensor, c: Tensor, without: frozenset[str]) -> dict[str, Tensor]:
-    """q = F(dx) + gate(C) (F(x) + M) and its terms, each (h,w); x, gradient and C are (C,h,w)."""
+    """q = F(dx) + (F(x) + M) / 2 and its terms, each (h,w); x, gradient and C are (C,h,w)."""
     partition = c.mean(0)
     terms = {
         "F_dx": factorised(gradient, partition), "F_x": factorised(x, partition), "M": interaction(x, gradient),
@@ -263,8 +261,7 @@ def residual(x: Tensor, gradient: Tensor, c: Tensor, without: frozenset[str]) ->
     if "all but Grad-CAM" in without:
         terms |= {"F_x": gradcam(x, gradient), "M": torch.zeros_like(partition)}
     terms = {name: 0 * t if name.replace("_", "") in without else t for name, t in terms.items()}
-    weight = torch.ones_like(partition) if "gate" in without else gate(c)
-    return terms | {"q": terms["F_dx"] + weight * (terms["F_x"] + terms["M"])}
+    return terms | {"q": terms["F_dx"] + HALF * (terms["F_x"] + terms["M"])}
 
 
 def added_in_balance(carrier: Tensor, q: Tensor, weight: float) -> Tensor:
@@ -363,6 +360,18 @@ def regions(seen: dict[tuple[int, int], Tensor], size: tuple[int, int]) -> Tenso
     return total
 
 
+def added_nearby(fine: Tensor, s: Tensor) -> Tensor:
+    """R + a (S - its mean, weighted by a) at R's magnitude, a the mean of |R| over the pixels around; R and S (H,W)."""
+    rows, columns = fine.shape
+    reach = round(min(rows, columns) / NEAR)
+    a = torch.zeros_like(fine)
+    for i, j in itertools.product(range(rows), range(columns)):
+        around = fine[max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
+        a[i, j] = around.abs().mean()
+    q = a * (s - (a * s).sum() / a.sum())
+    return fine + q * fine.abs().sum() / q.abs().sum()
+
+
 # ------------------------------------------------------------------------------------------------------- the walk
 
 
@@ -391,10 +400,9 @@ class Slow:
             self.layers.append((step, terms))
             for name, share in zip(step.reads, (terms["Phi"], terms.get("Phi_1")), strict=False):
                 relevance[name] = relevance[name] + share if name in relevance else share
-        at_image = relevance["image"][0]
+        self.map = relevance["image"][0].sum(0)
         if "coarse" not in self.without:
-            at_image = added_in_balance(at_image, regions(self.seen, at_image.shape[1:]), 1.0)
-        self.map = at_image.sum(0)
+            self.map = added_nearby(self.map, regions(self.seen, self.map.shape))
 
     def _forward(self) -> None:
         """Every value, and the score's gradient at the input of each convolution *through that convolution*."""

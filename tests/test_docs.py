@@ -89,14 +89,14 @@ def test_tables_of_ranked_classes_mark_better_and_worse(tmp_path: Path) -> None:
         ("agf", "", "change, rank 1", "less", -2, -3, -1), ("agf", "", "correlation, rank 2", "", 0.9, 0.8, 1),
         ("cam", "", "AP, rank 1", "more", 90, 88, 92), ("cam", "", "AP, rank 2", "more", 95, 92, 97),
         ("cam", "", "change, rank 1", "less", -4, -5, -3), ("cam", "", "correlation, rank 2", "", -0.2, -0.3, 0),
-        ("cam", ", less agf", "AP, rank 1", "more", -5, -7, -3), ("cam", ", less agf", "AP, rank 2", "more", 1, -1, 3),
-        ("cam", ", less agf", "change, rank 1", "less", -2, -3, -1),
-        ("cam", ", less agf", "correlation, rank 2", "", -1.1, -1.3, -1),
+        ("cam", MINUS, "AP, rank 1", "more", -5, -7, -3), ("cam", MINUS, "AP, rank 2", "more", 1, -1, 3),
+        ("cam", MINUS, "change, rank 1", "less", -2, -3, -1),
+        ("cam", MINUS, "correlation, rank 2", "", -1.1, -1.3, -1),
     ]  # fmt: skip
     lines = ["model,data,test,settings,method,metric,better,value,low,high,n"]
-    for method, less, metric, better, *numbers in rows:
+    for method, minus, metric, better, *numbers in rows:
         measured = ",".join(map(str, numbers))
-        lines.append(f'net@ab,pets,ranked,"Ranked classes (pets){less}",{method},"{metric}",{better},{measured},40')
+        lines.append(f'net@ab,pets,ranked,"Ranked classes (pets){minus}",{method},"{metric}",{better},{measured},40')
     (tmp_path / "table.csv").write_text("\n".join(lines))
     table = tool("ranked_tables").table(tmp_path).splitlines()
     assert table[0] == "**net** (40 images)"

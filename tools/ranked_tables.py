@@ -13,7 +13,7 @@ import csv
 from pathlib import Path
 
 MEASURES = ("AP", "accuracy", "detail", "change", "own", "correlation")
-LESS = ", less agf"
+MINUS = ", method − agf"
 Cells = dict[str, dict[str, dict[str, str]]]  # method -> metric -> line of table.csv
 
 
@@ -26,7 +26,7 @@ def read(run: Path) -> tuple[str, Cells, Cells]:
         for line in csv.DictReader(lines):
             if line["test"] == "ranked":
                 model = line["model"].split("@")[0]
-                part = differences if line["settings"].endswith(LESS) else scores
+                part = differences if line["settings"].endswith(MINUS) else scores
                 part.setdefault(line["method"], {})[line["metric"]] = line
     if not differences:
         raise SystemExit(f"{run} has no differences from agf; evaluate ranked with --against agf")

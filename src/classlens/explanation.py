@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, record, unwrap
+from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
 from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
 from classlens.core.targets.ask import ask, embedder
 from classlens.data.batches import as_batch, pictures, stacked
@@ -190,7 +190,7 @@ def explain(
     model = described(model, preprocess, labels)
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
     case, result = run(model, images, targets, method, **asked, **options)
-    report = _report(result, case.tape.ops(), time.perf_counter() - begun)
+    report = _report(result, case.tape, time.perf_counter() - begun)
     return _packed(case, result, method, report, model if isinstance(model, LoadedModel) else None)
 
 
@@ -238,7 +238,8 @@ def run(
             unwrap(network), batch, found.tape, found.targets, found.output, trace, found.scalars, multilabel,
             once=recorded is None,
         )  # fmt: skip
-        result = chosen.run(case, **options)
+        with autocast_off(batch.device):
+            result = chosen.run(case, **options)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
@@ -292,6 +293,8 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
     """The network, its input on its device, and the loaded model if one was given."""
     loaded = model if isinstance(model, LoadedModel) else None
     network = model.model if isinstance(model, LoadedModel) else model
+    if type(network).__name__ == "ExportedProgram":
+        raise ModelError("the model is an exported program; give program.module(), the nn.Module in it")
     if not isinstance(network, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; give an nn.Module, or the result of classlens.load()")
     batch = as_batch(images)
@@ -300,18 +303,8 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
             raise ImageError("files and pictures need preprocessing: give preprocess=, or a model of classlens.load()")
         batch = stacked([loaded.preprocess(source) for source in pictures(images)])
     batch = check_batch(batch)
-    device, dtype = _home(network, batch)
     with torch.inference_mode(False):
-        batch = batch.clone() if batch.is_inference() else batch
-        return network, batch.to(device=device, dtype=dtype), loaded
-
-
-def _home(network: nn.Module, batch: Tensor) -> tuple[torch.device, torch.dtype]:
-    """The device and precision of a network: those of its first floating-point weight."""
-    for weight in network.parameters():
-        if weight.is_floating_point():
-            return weight.device, weight.dtype
-    return batch.device, batch.dtype
+        return network, placed(network, batch.clone() if batch.is_inference() else batch), loaded
 
 
 def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
@@ -336,9 +329,9 @@ def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
     return rescaled(found)
 
 
-def _report(result: Result, ops: dict[str, int], seconds: float) -> Report:
-    b = result.balance
+def _report(result: Result, tape: Tape, seconds: float) -> Report:
+    b, ops, notes = result.balance, tape.ops(), (*result.notes, *tape.notes)
     if b is None:
         nothing = torch.full(result.maps.shape[:2], torch.nan, dtype=torch.float64)
-        return Report(nothing, nothing, nothing, nothing, ops, seconds, result.notes)
-    return Report(b.error(), b.started, b.arrived, b.absorbed, ops, seconds, result.notes)
+        return Report(nothing, nothing, nothing, nothing, ops, seconds, notes)
+    return Report(b.error(), b.started, b.arrived, b.absorbed, ops, seconds, notes)

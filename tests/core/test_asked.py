@@ -122,7 +122,7 @@ def test_every_method_takes_every_question(name: str, method: str) -> None:
     likeness = F.cosine_similarity(e.maps[1].flatten(), alone.maps[0].flatten(), dim=0)
     assert likeness > 1 - 1e-6 or not alone.maps.any()
     if method.startswith("lrp") or method == "deeplift-shap":
-        assert e.report.conservation.max() < 1e-6
+        assert e.report.conservation.max() < (1e-4 if "epsilon" in method else 1e-6)  # a stabiliser keeps a little
     if method.startswith("lrp"):  # relevance starts with the number itself
         values = torch.stack([e.target(i).value(e.logits[i]) for i in range(2)])
         torch.testing.assert_close(e.report.started[:, 0], values, rtol=1e-6, atol=1e-9)

@@ -13,7 +13,7 @@ from torch import Tensor
 from calls import BY_HAND, SHAPES, SPECS, Call, numbers, writings
 from classlens.core.capture import Node, Tape, Value, record
 from classlens.core.capture.tape import leaves
-from classlens.core.ops import OPERATIONS, Kind, arguments, canonical
+from classlens.core.ops import LIVE_WEIGHTS, OPERATIONS, Kind, arguments, canonical
 from classlens.core.rules import RULES, propagate, rule_for
 from classlens.core.rules.propagate import MULTI_OUTPUT
 from classlens.errors import UnsupportedOp
@@ -21,7 +21,7 @@ from classlens.methods.deeplift import multipliers
 from steps import Does
 
 OUT_OF_SIGHT = (Kind.CREATION, Kind.QUERY, Kind.EXPORT)  # they are never written down
-NOT_CALLED = {"identity", "alias"}  # functions of other libraries
+NOT_CALLED = {"identity", "alias", LIVE_WEIGHTS}  # functions of other libraries, and a name that the recorder gives
 CALLED = list(dict.fromkeys([*SPECS, *(op for op, _, _ in BY_HAND)]))
 
 

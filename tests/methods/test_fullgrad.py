@@ -80,3 +80,28 @@ def test_a_norm_that_stands_alone_counts_as_a_bias() -> None:
     nn.init.normal_(model.norm.running_mean)
     nn.init.normal_(model.norm.bias)
     assert classlens.explain(model, pictures(2, (16, 24)).double(), 1, "fullgrad").report.conservation.max() < 1e-10
+
+
+class Windowed(nn.Module):
+    """Windows of patches stacked along the batch axis, then tokens before images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.mix = nn.Conv2d(3, 4, 4, 4), nn.Linear(4, 4)
+        self.up, self.head = nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        windows = self.patch(x).unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 4)
+        tokens = self.mix(windows).relu().reshape(len(x), -1, 4).transpose(0, 1)
+        return self.head(self.up(tokens).relu().mean(0))
+
+
+@pytest.mark.parametrize("images", [1, 2, 16])
+def test_windows_and_tokens_belong_to_their_image(images: int) -> None:
+    torch.manual_seed(0)
+    model, x = Windowed().double().eval(), pictures(images, (16, 24)).double()
+    e = classlens.explain(model, x, 1, "fullgrad")
+    assert e.maps.shape == (images, 1, 16, 24)
+    assert e.report.conservation.max() < 1e-10
+    single = torch.cat([classlens.explain(model, x[i : i + 1], 1, "fullgrad").maps for i in range(images)])
+    assert torch.allclose(single, e.maps)

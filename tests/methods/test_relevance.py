@@ -134,3 +134,30 @@ def test_composites_differ_from_their_parts_only_where_they_should() -> None:
 def test_unknown_variant() -> None:
     with pytest.raises(MethodError, match="unknown variant='paper'; choose default or release"):
         classlens.explain(build("plain"), pictures(), method="lrp", variant="paper")
+
+
+class Cancels(nn.Module):
+    """Dense layers whose sums nearly cancel, after a rule that does not know about it: each epsilon step grows."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        self.patch, self.head, self.gap = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 3), gap
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).mT
+        tokens = torch.cat([tokens, tokens * (self.gap - 1)], 2)
+        weight = torch.cat([torch.eye(4), torch.eye(4)], 1).to(x)
+        tokens = nn.functional.gelu(
+            nn.functional.layer_norm(nn.functional.linear(tokens, weight), (4,)) + tokens[..., :4]
+        )
+        return self.head(tokens.mean(1))
+
+
+def test_relevance_that_grows_is_noted_or_refused() -> None:
+    torch.manual_seed(0)
+    x = pictures(2).double()
+    assert classlens.explain(Cancels(2.0).double().eval(), x, 1, "lrp-epsilon-plus-flat").report.notes == ()
+    (note,) = classlens.explain(Cancels(0.02).double().eval(), x, 1, "lrp-epsilon-plus-flat").report.notes
+    assert "times larger on its way" in note
+    with pytest.raises(MethodError, match="times larger on its way: layers divide by sums near 0, so the map would be"):
+        classlens.explain(Cancels(1e-5).double().eval(), x, 1, "lrp-epsilon-plus-flat")

@@ -88,6 +88,7 @@ def _rows(kind: Kind, text: str, **columns: Any) -> Iterator[Operation]:
 
 
 _BINARY = ("input", "other")
+LIVE_WEIGHTS = "constant_through_live_weights"  # a linear layer or convolution whose input is not made of the image
 _TABLE = (
     *_rows(Kind.LINEAR, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     *_rows(Kind.ACTIVATION, """relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh
@@ -134,7 +135,7 @@ _TABLE = (
     *_rows(Kind.PRODUCT, "matmul=mm=bmm=mv=dot rmatmul", parameters=_BINARY),
     *_rows(Kind.PRODUCT, "tensordot", parameters=(*_BINARY, "dims")),
     *_rows(Kind.PRODUCT, "einsum", parameters=("equation", "*operands")),
-    *_rows(Kind.PRODUCT, "bilinear"),
+    *_rows(Kind.PRODUCT, f"bilinear {LIVE_WEIGHTS}"),
     *_rows(Kind.ADDED_PRODUCT, "addcmul addmm addmv addr addbmm baddbmm"),
     *_rows(Kind.DIVISION, "div=truediv=itruediv=idiv=divide=true_divide", parameters=_BINARY),
     *_rows(Kind.DIVISION, "rdiv=rtruediv", parameters=_BINARY,
@@ -170,15 +171,23 @@ _GETTERS = {
     for op, names in {"transpose_all": ("T", "H"), "transpose_last": ("mT", "mH"), "detach": ("data",)}.items()
     for name in names
 }
-_GRAD_SWITCH = torch._C._set_grad_enabled
+GRAD_SWITCH = torch._C._set_grad_enabled  # `torch.no_grad()` inside a forward pass calls this
 
 
-def _query(name: str) -> Any:
+def getter(name: str) -> Any:
+    """The function that torch calls for a property or a method of a tensor."""
     attribute = getattr(torch.Tensor, name)
     return attribute if callable(attribute) else attribute.__get__
 
 
-QUERIES = frozenset(_query(name) for name in of_kind(Kind.QUERY))  # as functions: called all the time
+QUERIES = frozenset(getter(name) for name in of_kind(Kind.QUERY))  # as functions: called all the time
+
+
+def _name(func: Callable[..., Any]) -> str:
+    if str(func).startswith("aten."):  # torch.ops.aten.add_.Tensor, as in exported programs
+        return str(func).split(".")[1]
+    name: str = getattr(func, "__name__", str(func))
+    return name
 
 
 @functools.lru_cache(1024)  # called for each operation of a forward pass
@@ -186,7 +195,7 @@ def canonical(func: Callable[..., Any]) -> str:
     """The canonical name of an operation."""
     if func in _GETTERS:
         return _GETTERS[func]
-    name: str = getattr(func, "__name__", str(func))
+    name = _name(func)
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
     elif name.endswith("_") and not name.startswith("_"):
@@ -255,7 +264,7 @@ def is_mutating(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 @functools.lru_cache(1024)
 def _always_mutates(func: Callable[..., Any]) -> bool:
-    name: str = getattr(func, "__name__", "")
+    name = _name(func)
     if name.startswith("__") and name.endswith("__"):
         return name == "__setitem__" or (name[2] == "i" and name not in ("__invert__", "__int__", "__index__"))
     return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
@@ -265,8 +274,3 @@ def _always_mutates(func: Callable[..., Any]) -> bool:
 def _inplace_position(func: Callable[..., Any]) -> int | None:
     """The position of a function's `inplace` argument."""
     return next((s.names.index("inplace") for s in signatures(func) if "inplace" in s.names), None)
-
-
-def is_grad_switch(func: Callable[..., Any]) -> bool:
-    """`torch.no_grad()` inside a forward pass calls this; recording needs gradients, so it is ignored."""
-    return func is _GRAD_SWITCH

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Node, folded
+from classlens.core.capture import Axis, Node, Value, folded, image_index
 from classlens.core.capture.fold import batchnorm_affine
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.linear import linear_map
+from classlens.errors import UnsupportedOp
 from classlens.methods.registry import Balance, Case, Result, is_release, method, total
 
 
@@ -47,18 +50,26 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
     start = case.directions()
     gradients = tape.gradients(start, [tape.image, *(value for value, _ in biased)])
-    size = (case.images.shape[2], case.images.shape[3])
+    axes, size = image_index(tape), (case.images.shape[2], case.images.shape[3])
     direct = gradients[tape.image] * tape.image.tensor
     maps = spread(direct).sum(2)  # (K,B,H,W)
     explained = total(direct)
     for value, bias in biased:
-        share = gradients[value] * bias
+        share = _images_first(axes, value, gradients[value] * bias, len(case.images))
         explained = explained + total(share)
-        if value.tensor.dim() == 4 or with_dense:
+        if len(value.shape) == 4 or with_dense:
             maps = maps + _as_map(spread(share), size)
     logit = total(start * case.tape.logits).T
     balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())
     return Result(maps.transpose(0, 1), balance)
+
+
+def _images_first(axes: Mapping[Value, Axis], value: Value, share: Tensor, images: int) -> Tensor:
+    """A share (K, *shape) as (K, images, ...), where tokens come first or windows are stacked along the batch axis."""
+    if value not in axes:
+        raise UnsupportedOp(f"fullgrad cannot tell the {images} images apart at a layer; explain one image at a time")
+    found = axes[value].first(share, images)
+    return found.squeeze(2) if found.shape[2] == 1 else found.flatten(2)
 
 
 def _as_map(share: Tensor, size: tuple[int, int]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Reading, no_gradient, outputs_at
+from classlens.core.capture import GradientsStayOn, Reading, outputs_at
 from classlens.errors import MethodError
 from classlens.methods.registry import Case
 
@@ -23,7 +23,8 @@ Baseline = str | float | Tensor
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller enabled them."""
     refuse_one_pass(case)
-    return outputs_at(case.model, points.clone(), case.output)  # some networks write into their input
+    with GradientsStayOn():  # some networks write into their input
+        return outputs_at(case.model, points.clone(), case.output, case.tape.float32)
 
 
 def refuse_one_pass(case: Case) -> None:
@@ -44,12 +45,12 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
         leaf = points.detach().clone().requires_grad_()
         logits = logits_at(case, leaf)
         starts = case.directions(logits)
-        if not logits.requires_grad:
-            raise no_gradient()
-        found = [
-            torch.autograd.grad(logits, leaf, start, retain_graph=k + 1 < len(starts))[0]
-            for k, start in enumerate(starts)
-        ]
+        case.tape.check_gradients()
+        with case.tape.differentiating():
+            found = [
+                torch.autograd.grad(logits, leaf, start, retain_graph=k + 1 < len(starts))[0]
+                for k, start in enumerate(starts)
+            ]
     return torch.stack(found).to(precise(points))
 
 

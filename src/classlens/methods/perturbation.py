@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import no_gradient
 from classlens.core.targets import scores
 from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
 from classlens.methods.registry import Case, Result, method
@@ -127,11 +126,12 @@ def best_mask(
         large = enlarged_mask(leaf, (height, width), 5 * settings.scale)
         mixed = large * sharp[window] + (1 - large) * blurred[window]
         logits = logits_at(case, mixed.to(image.dtype)).to(mask.dtype)
-        if not logits.requires_grad:
-            raise no_gradient()
+        case.tape.check_gradients()
         score = scores(logits, target, case.scalars, probability).sum()
         loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + score
-        mask = (mask + descent.step(*torch.autograd.grad(loss, leaf))).clamp(0, 1)
+        with case.tape.differentiating():
+            gradient = torch.autograd.grad(loss, leaf)
+        mask = (mask + descent.step(*gradient)).clamp(0, 1)
         tick()
     return enlarged_mask(mask, (height, width), 5 * settings.scale)
 

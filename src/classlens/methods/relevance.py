@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,8 +25,9 @@ from classlens.core.rules.linear import (
 )
 from classlens.core.rules.linear import gamma as gamma_rule
 from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
+from classlens.errors import MethodError
 from classlens.methods.layers import RELEASED_SUMS, evidence_at, first_layers, gradient_values, last_layers
-from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours
+from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours, total
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
 FAMILY = "relevance propagation"
@@ -70,7 +71,28 @@ def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Te
         return recipe.table.get(node.op) or rule_for(node)
 
     swept = propagate(tape, start, choose, recipe.merge, ledger)
-    return swept.relevance, of_colours(swept.relevance, balance(swept, start))
+    result = of_colours(swept.relevance, balance(swept, start))
+    return swept.relevance, replace(result, notes=grown(start, swept.relevance))
+
+
+MUCH, TOO_MUCH = 10.0, 1000.0  # how many times larger relevance may become: a note, and a refusal
+
+
+def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
+    """A note if relevance became much larger on its way, an error if nothing but that growth can be seen.
+
+    Rules that divide by signed sums do this where many such layers follow each other, as in transformers: positive and
+    negative shares grow together, so the balance still holds.
+    """
+    began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
+    # Maps that are not finite are refused image by image, after the sweep.
+    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0, posinf=0.0).max().item()
+    if growth < MUCH:
+        return ()
+    words = f"relevance became {growth:.3g} times larger on its way: layers divide by sums near 0"
+    if growth >= TOO_MUCH:
+        raise MethodError(f"{words}, so the map would be noise; use a method without that division, such as lrp or agf")
+    return (f"{words}; the map is unreliable",)
 
 
 def from_logit(case: Case) -> dict[Value, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Tape, pick_output, record, unwrap
+from classlens.core.capture import Tape, home, pick_output, placed, record, unwrap
 from classlens.errors import ModelError
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
@@ -53,7 +53,8 @@ class Network:
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        return pick_output(self.module(self.placed(images)), None)
+        device, dtype = home(self.module, images)
+        return pick_output(self.module(images.to(device, dtype)), None)
 
     def record(self, images: Tensor, module: nn.Module | None = None) -> Tape:
         """The tape of a forward, of this network or of an altered copy of it."""
@@ -63,9 +64,8 @@ class Network:
         return tape
 
     def placed(self, images: Tensor) -> Tensor:
-        """On the device and in the precision in which the network computes."""
-        weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)
-        return images if weight is None else images.to(weight.device, weight.dtype)
+        """On the device and in the precision in which the network is explained."""
+        return placed(self.module, images)
 
 
 def framed(preprocess: Preprocess, frame: str) -> Preprocess:

@@ -116,6 +116,8 @@ def split(model: nn.Module, images: Tensor, head: str | None = None, output: Pic
         behind = WithoutHead(network, latents, output)
         return Encoder(network, behind, Head(NO_HEAD, behind.same, None, last=True), None)
     tape = record(network, images, output)
+    if tape.float32:
+        raise ModelError("the neighbour contrast needs a network in float32; call model.float() first")
     node = _last_linear(tape) if head is None else _named(tape, head)
     named = node.arguments()
     weight, bias = named["weight"], named.get("bias")

@@ -363,12 +363,12 @@ def test_a_glance_sees_gradients_that_the_model_switches_off() -> None:
     class Off(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+            self.a, self.b, self.drop = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), nn.Dropout()
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 x = self.a(x).relu().mean((2, 3))
-            return self.b(x)
+            return self.b(self.drop(x))
 
     model, x = Off().eval(), pictures()
     tapes = [record_logits(model, x) for _ in range(2)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from classlens.core.capture import Value
 from classlens.core.rules.products import looks_like_gate
@@ -150,6 +150,17 @@ def test_both_factors_of_an_added_product_may_be_live() -> None:
     assert torch.allclose(found, torch.stack([r, r])[None] / 2)
     twice = back(lambda x: (y := x[0, 0] * 1, torch.addcmul(torch.zeros(1, 2), y, y))[1], TWO, r)
     assert torch.allclose(twice[:, 0], r)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_constant_through_weights_that_are_made_of_the_image(bias: bool) -> None:
+    """Learnt queries, one for each class, times the features: the features get the relevance, as in a product."""
+    queries = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0]]).double()
+    x, r = torch.tensor([[2.0, -1.0, 4.0]]).double(), torch.tensor([[5.0], [7.0]]).double()
+    extra = torch.zeros(1).double() if bias else None
+    found = back(lambda x: nn.functional.linear(queries, x, extra), x, r)
+    z = (queries * x).abs()
+    assert torch.allclose(found, (z / z.sum(1, keepdim=True) * r).sum(0, keepdim=True))
 
 
 def test_a_factor_that_addcmul_broadcasts_is_a_gate() -> None:

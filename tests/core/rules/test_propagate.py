@@ -67,11 +67,14 @@ def test_a_copy_onto_constants_is_followed() -> None:
 
 @pytest.mark.parametrize("join", [torch.vstack, torch.cat])
 def test_constants_among_the_images_keep_what_they_draw(join: Callable[..., Tensor]) -> None:
-    """Three pictures and three constants along the batch: whose relevance it is can be told from the order."""
-    sweep, start = swept(lambda x: join([x, ONES]).unflatten(0, (2, 3)).sum(0))
-    assert sweep.relevance.shape == (2, *X.shape)
-    share = X.abs() / (X.abs() + 1)
-    assert torch.allclose(sweep.relevance, share * start, rtol=1e-4)
+    """A picture and a constant along the batch. Constants among several pictures belong to none of them."""
+    tape = record(Does(lambda x: join([x, ONES[:1]]).unflatten(0, (2, 1)).sum(0)).eval(), X[:1])
+    sweep = propagate(tape, {tape.output: ONES[None, :1]}, rule_for)
+    share = X[:1].abs() / (X[:1].abs() + 1)
+    assert torch.allclose(sweep.relevance[0], share, rtol=1e-4)
+    assert torch.allclose(sweep.absorbed[0, 0], (1 - share).sum().double())
+    with pytest.raises(UnsupportedOp, match="the 3 images cannot be told apart; explain one image at a time"):
+        swept(lambda x: join([x, ONES]).unflatten(0, (2, 3)).sum(0))
 
 
 def test_nothing_absorbed_is_0_in_float64() -> None:
@@ -157,11 +160,38 @@ def test_the_ledger_does_not_round_channels_away() -> None:
 
 
 def test_windows_of_an_image_are_added_up_for_it() -> None:
-    """Six rows of two images: the first three are the first's. Rows of four images cannot be told apart."""
-    rows = torch.arange(6.0).reshape(1, 6, 1)
-    assert torch.equal(Ledger(2).total(rows), torch.tensor([[3.0, 12.0]]).double())
-    with pytest.raises(UnsupportedOp, match="6 entries, which are not the 4 images"):
-        Ledger(4).total(rows)
+    """Four windows of each image along the batch axis: all values of the second image are replaced by a constant."""
+    x = torch.zeros(2, 1, 4, 4)
+    x[1] = 1
+
+    def fill(x: Tensor) -> Tensor:
+        windows = x.reshape(2, 2, 2, 2, 2).permute(0, 1, 3, 2, 4).reshape(8, 4)
+        return windows.masked_fill(windows > 0, 5.0)
+
+    tape = record(Does(fill).eval(), x)
+    sweep = propagate(tape, {tape.output: torch.ones(1, 8, 4)}, rule_for)
+    assert torch.equal(sweep.absorbed, torch.tensor([[0.0, 16.0]]).double())
+
+
+def test_tokens_before_images_do_not_mix_them() -> None:
+    """(4 tokens, 2 images, 3): the first axis could be taken for two tokens of each image."""
+    x = torch.zeros(2, 3, 2, 2)
+    x[1] = 1
+
+    def fill(x: Tensor) -> Tensor:
+        tokens = x.flatten(2).permute(2, 0, 1)
+        return tokens.masked_fill(tokens > 0, 5.0)
+
+    tape = record(Does(fill).eval(), x)
+    sweep = propagate(tape, {tape.output: torch.ones(1, 4, 2, 3)}, rule_for)
+    assert torch.equal(sweep.absorbed, torch.tensor([[0.0, 12.0]]).double())
+
+
+def test_images_that_cannot_be_told_apart_are_refused() -> None:
+    x = torch.rand(2, 1, 2, 2)
+    tape = record(Does(lambda x: (x.flatten(1).mT @ x.flatten(1)).masked_fill(torch.eye(4) > 0, 5.0)).eval(), x)
+    with pytest.raises(UnsupportedOp, match="masked_fill in the model itself, where the 2 images cannot be told apart"):
+        propagate(tape, {tape.output: torch.ones(1, 4, 4)}, rule_for)
 
 
 def test_what_next_to_nothing_caused_stays() -> None:

@@ -189,18 +189,19 @@ def test_a_rule_that_absorbs_relevance_says_so(absorbs: bool) -> None:
             assert report.absorbed[b, k].item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_relevance_that_stays_where_images_are_not_told_apart_is_refused() -> None:
-    """Tokens before images: three tokens of two images, and a border around the tokens."""
+def test_relevance_that_stays_is_credited_to_its_image_where_tokens_come_first() -> None:
+    """Three tokens of two images, and a border around the tokens."""
 
     class TokensFirst(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             tokens = F.pad(x.flatten(2).permute(2, 0, 1)[:2], (0, 0, 0, 0, 0, 1))
             return tokens.sum(0)
 
-    with pytest.raises(UnsupportedOp, match="first axis has 3 entries, which are not the 2 images"):
-        classlens.explain(
-            nn.Sequential(nn.Conv2d(3, 4, 1), TokensFirst(), nn.Linear(4, 3)).eval(), pictures(), 0, "lrp"
-        )
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), TokensFirst(), nn.Linear(4, 3)).double().eval(), pictures().double()
+    e = classlens.explain(model, x, 0, "lrp")
+    assert e.report.conservation.max() < 1e-10
+    single = [classlens.explain(model, x[i : i + 1], 0, "lrp").report.absorbed for i in range(2)]
+    assert torch.allclose(e.report.absorbed, torch.cat(single))
 
 
 def test_a_constant_that_wins_keeps_its_relevance() -> None:

@@ -10,7 +10,7 @@ import classlens
 import slow_agf
 from slow_agf import Everything, Slow
 
-TARGETS = [3, 0]
+TARGETS = [6, 36]  # the logit of the first is negative, the second is the most likely class
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def test_classes_that_do_not_compete() -> None:
         assert distance(e.maps[b, k], by_hand(b, k, "multilabel").map) < 1e-9
 
 
-@pytest.mark.parametrize("term", ["A", "Fx", "Fdx", "M", "gate", "coarse"])
+@pytest.mark.parametrize("term", ["A", "Fx", "Fdx", "M", "coarse"])
 def test_without_a_term(term: str) -> None:
     assert distance(ours(without=term).maps[0, 0], by_hand(0, 0, without=term).map) < 1e-9
 
@@ -97,11 +97,11 @@ def test_a_number_made_of_logits() -> None:
 
 
 def test_rivals_are_weighed_in_each_way() -> None:
-    """With 1 / std(y), and with less where one rival would weigh more than a fifth: both occur here."""
+    """With 1 / std(y), and with less where one rival would weigh more than a tenth: both occur here."""
     heaviest = []
     for b in range(2):
         y = by_hand(b, 0).logits.detach()
         for t in TARGETS:
             rivals = torch.cat([y[:t], y[t + 1 :]])
             heaviest.append(float((rivals / y.std(correction=0)).softmax(0).max()))
-    assert min(heaviest) < slow_agf.FIFTH < max(heaviest)
+    assert min(heaviest) < slow_agf.TENTH < max(heaviest)

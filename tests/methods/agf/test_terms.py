@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -70,14 +68,14 @@ def above_rivals_slowly(y: np.ndarray, k: int) -> tuple[float, float]:
     betas = most * np.linspace(1, 0, 20_001)[:, None]
     weights = np.exp(betas * (rivals - rivals.max()))
     weights /= weights.sum(1, keepdims=True)
-    allowed = weights.max(1) <= 0.2
+    allowed = weights.max(1) <= 0.1
     chosen = weights[allowed.argmax() if allowed.any() else -1]
     return float(y[k] - chosen @ rivals), float(chosen.max())
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5, 6, 7, 40])
+@pytest.mark.parametrize("classes", [2, 3, 10, 11, 12, 40])
 def test_the_class_above_its_rivals_by_hand(classes: int) -> None:
-    """Few classes: the mean of the others. One far ahead: its weight is a fifth. None ahead: 1 / std(y)."""
+    """Few classes: the mean of the others. One far ahead: its weight is a tenth. None ahead: 1 / std(y)."""
     logits, targets = 3 * random(3, classes), torch.arange(classes).expand(3, classes)
     logits[0, -1] += 40  # a rival far ahead of all others
     ours = agf.above_rivals(logits, targets)
@@ -85,8 +83,8 @@ def test_the_class_above_its_rivals_by_hand(classes: int) -> None:
         for k in (0, classes - 1):
             score, largest = above_rivals_slowly(logits[b].numpy(), k)
             assert np.isclose(ours[b, k], score, rtol=1e-3)
-            if classes > 6 and b == k == 0:
-                assert largest == pytest.approx(0.2, abs=1e-3)  # so the cap is tested, too
+            if classes > 11 and b == k == 0:
+                assert largest == pytest.approx(0.1, abs=1e-3)  # so the cap is tested, too
 
 
 def test_the_gradient_is_that_of_log_odds_at_some_temperature() -> None:
@@ -96,7 +94,7 @@ def test_the_gradient_is_that_of_log_odds_at_some_temperature() -> None:
     rivals = [k for k in range(30) if k != 4]
     assert gradient[0, 4] == 1
     assert torch.isclose(gradient[0, rivals].sum(), torch.tensor(-1.0, dtype=torch.float64))
-    assert -gradient[0, rivals].min() <= 0.2 + 1e-12
+    assert -gradient[0, rivals].min() <= 0.1 + 1e-12
     slope = (-gradient[0, rivals]).log() - (-gradient[0, rivals[0]]).log()
     beta = slope[1:] / (logits[0, rivals[1:]] - logits[0, rivals[0]])
     torch.testing.assert_close(beta, beta[:1].expand_as(beta))
@@ -191,6 +189,30 @@ def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
     assert torch.equal(agf.coarse([small, same_everywhere], (8, 8)), agf.coarse([small], (8, 8)))
 
 
+def test_coarse_evidence_counts_where_relevance_is_near() -> None:
+    relevance, coarse = random(2, 3, 3, 40, 48), random(2, 3, 1, 40, 48, seed=1)
+    relevance[..., :24] = 0  # nothing is found on the left
+    ours = agf.with_coarse(relevance, coarse)
+    added = ours - relevance
+    assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
+    assert (added[..., :22] == 0).all()  # a twentieth of 40 pixels from any relevance
+    assert (added[..., 22:] != 0).all()
+    for k, b in np.ndindex(2, 3):
+        fine, s = relevance[k, b].sum(0), coarse[k, b, 0]
+        near = torch.stack(
+            [fine[max(i - 2, 0) : i + 3, max(j - 2, 0) : j + 3].abs().mean() for i, j in np.ndindex(40, 48)]
+        ).reshape(40, 48)
+        slow = near * (s - (near * s).sum() / near.sum())
+        slow *= fine.abs().sum() / slow.abs().sum()
+        assert torch.allclose(added[k, b], slow.expand(3, 40, 48) / 3)  # colours share equally
+
+
+def test_constant_coarse_evidence_is_left_out() -> None:
+    relevance = random(1, 1, 3, 6, 6).float()
+    assert torch.equal(agf.with_coarse(relevance, torch.full((1, 1, 1, 6, 6), 0.1)), relevance)
+    assert torch.equal(agf.with_coarse(0 * relevance, random(1, 1, 1, 6, 6, seed=1)), 0 * relevance)
+
+
 def _bilinear(t: torch.Tensor, size: int) -> torch.Tensor:
     """A square map enlarged, place by place: centres of places lie on centres."""
     n, out = len(t), torch.zeros(size, size, dtype=t.dtype)
@@ -222,21 +244,12 @@ def test_checkerboard_is_smoothed_away() -> None:
     assert torch.allclose(inner, torch.ones_like(inner))
 
 
-@pytest.mark.parametrize("term", ["Fx", "Fdx", "M", "gate"])
-def test_a_term_is_left_out_by_the_formula_as_by_an_option(term: str) -> None:
-    x, gradient, c = random(2, 3, 4, 4), random(1, 2, 3, 4, 4, seed=1), random(1, 2, 3, 4, 4, seed=2)
-    without = replace(agf.BALANCED, without=frozenset({term}))
-    ours = agf.residual(x, gradient, c, without, agf.Options()).q
-    assert torch.equal(ours, agf.residual(x, gradient, c, agf.BALANCED, agf.Options(frozenset({term}))).q)
-    assert not torch.allclose(ours, agf.residual(x, gradient, c, agf.BALANCED, agf.Options()).q)
-
-
 def test_the_residual_is_made_of_its_terms() -> None:
     x, gradient, c = random(2, 3, 4, 4), random(1, 2, 3, 4, 4, seed=1), random(1, 2, 3, 4, 4, seed=2)
-    for formula, gate in ((PAPER, c), (RELEASE, c), (agf.BALANCED, c.mean(2, keepdim=True))):
+    for formula, gate in ((PAPER, 1 / (1 + torch.exp(-c))), (RELEASE, 1 / (1 + torch.exp(-c))), (agf.BALANCED, 0.5)):
         found, phi = agf.residual(x, gradient, c, formula, agf.Options()), c.mean(2, keepdim=True)
         f_x, f_dx = agf.factorised(x, phi, formula), agf.factorised(gradient, phi, formula)
         m = agf.interaction(x, gradient, formula.quotient)
-        assert torch.allclose(found.q, f_dx + (f_x + m) / (1 + torch.exp(-gate)))
+        assert torch.allclose(found.q, f_dx + (f_x + m) * gate)
         instead = agf.residual(x, gradient, c, formula, agf.Options(gradcam=True)).q
-        assert torch.allclose(instead, f_dx + agf.gradcam_residual(x, gradient) / (1 + torch.exp(-gate)))
+        assert torch.allclose(instead, f_dx + agf.gradcam_residual(x, gradient) * gate)

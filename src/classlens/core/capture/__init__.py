@@ -2,21 +2,27 @@
 
 from classlens.core.capture.fold import folded
 from classlens.core.capture.forward import (
-    GradientsStayOn,
     Picker,
     described,
+    home,
     outputs_at,
     pick_output,
     pick_part,
+    placed,
     record,
     record_logits,
+    run_model,
     unwrap,
 )
+from classlens.core.capture.modes import GradientsStayOn
+from classlens.core.capture.origin import Axis, image_index
+from classlens.core.capture.precision import autocast_off, in_float32
 from classlens.core.capture.reading import Pick, Reading, last_linear
 from classlens.core.capture.recorder import Recorder
-from classlens.core.capture.tape import Node, Tape, Value, no_gradient
+from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
-    "GradientsStayOn", "Node", "Pick", "Picker", "Reading", "Recorder", "Tape", "Value", "described", "folded",
-    "last_linear", "no_gradient", "outputs_at", "pick_output", "pick_part", "record", "record_logits", "unwrap",
+    "Axis", "GradientsStayOn", "Node", "Pick", "Picker", "Reading", "Recorder", "Tape", "Value", "autocast_off",
+    "described", "folded", "home", "image_index", "in_float32", "last_linear", "outputs_at", "pick_output",
+    "pick_part", "placed", "record", "record_logits", "run_model", "unwrap",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ receive relevance and lose it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
 
 
 def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
-    return Tape(tuple(new.get(node, node) for node in tape.nodes if node not in gone), tape.image, tape.output)
+    return replace(tape, nodes=tuple(new.get(node, node) for node in tape.nodes if node not in gone))
 
 
 def _sole_producer(tape: Tape, value: Value) -> Node | None:

@@ -13,15 +13,16 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from classlens.core import ops
+from classlens.core.capture.checks import check_modules
+from classlens.core.capture.modes import GradientsStayOn, has_hooks
+from classlens.core.capture.precision import autocast_off, frees_weights, in_float32, low_precision
 from classlens.core.capture.reading import Reading, inside_of
-from classlens.core.capture.recorder import Recorder
+from classlens.core.capture.recorder import LOW, Recorder
 from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
@@ -53,21 +54,36 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
     """
     model = unwrap(model)
     modules = tuple(model.named_modules())  # once: walking the tree takes a millisecond
-    _check_modes(modules)
-    with _recording_state(modules, images):
-        recorder = Recorder(modules, _layers(output))
-        image = _as_grad_input(images)
-        value = recorder.admit(image)
-        with recorder:
-            result = _call(model, image)
-        picker: Picker = output.bind(result, recorder) if isinstance(output, Asking) else output
-        with recorder:
-            logits = _selected(result, picker, recorder)
+    check_modules(modules)
+    with _recording_state(modules, images) as state:
+        float32 = bool(state.lower) or frees_weights(modules)
+        recorder, logits, picker = _pass(model, modules, images, output, float32)
+        lower = state.lower or ("half precision in some parts" if recorder.low else "")
+        if recorder.low:  # it computes in less than float32 although its weights do not show it
+            float32 = True
+            recorder, logits, picker = _pass(model, modules, images, output, float32)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
-        tape = Tape(_prune(recorder.nodes, recorder.values[id(logits)]), value, recorder.values[id(logits)])
-        _verify(model, images, picker, tape, recorder.switched)
+        found = recorder.current(logits)
+        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast)
+        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes)
+        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque)
+        _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
+
+
+def _pass(
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool
+) -> tuple[Recorder, Tensor, Picker]:
+    """One recorded forward pass: the recorder, the logits and how they were selected."""
+    recorder = Recorder(modules, _layers(output))
+    image = _as_grad_input(images, float32)
+    recorder.admit_image(image)
+    with recorder, in_float32(float32, recorder.names):
+        result = run_model(model, image)
+    picker = output.bind(result, recorder) if isinstance(output, Asking) else output
+    with recorder, in_float32(float32, recorder.names):
+        return recorder, _selected(result, picker, recorder), picker
 
 
 def _layers(output: Picker | Asking) -> frozenset[str]:
@@ -79,23 +95,18 @@ def _selected(result: Any, output: Picker, recorder: Recorder | None) -> Tensor:
     if not isinstance(output, Reading):
         return pick_output(result, output)
     whole = result if output.output is None else pick_part(result, output.output)
-    return output.read(whole, inside_of(recorder) if recorder is not None else _nothing_inside)
+    return output.read(whole, inside_of(recorder))
 
 
-def _nothing_inside(layer: str) -> list[Tensor]:
-    raise CaptureError(f"the layer {layer!r} cannot be read without recording")
-
-
-def outputs_at(model: nn.Module, images: Tensor, output: Picker) -> Tensor:
+def outputs_at(model: nn.Module, images: Tensor, output: Picker, float32: bool) -> Tensor:
     """The selected output at other images, with gradients if the caller enabled them; nothing is kept."""
-    model = unwrap(model)
     if not _layers(output):
-        with GradientsStayOn():
-            return _selected(_call(model, images), output, None)
+        with in_float32(float32):
+            return _selected(run_model(model, images), output, None)
     recorder = Recorder(tuple(model.named_modules()), _layers(output))
-    recorder.admit(images)
-    with recorder:
-        return _selected(_call(model, images), output, recorder)
+    (recorder.admit_image if images.requires_grad else recorder.admit)(images)
+    with recorder, in_float32(float32, recorder.names):
+        return _selected(run_model(model, images), output, recorder)
 
 
 def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
@@ -106,30 +117,27 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
     model = unwrap(model)
     if isinstance(output, Asking) or _layers(output):
         return record(model, images, output)
-    known = _recorded(model).get(_kind(images, output))
+    modules = tuple(model.named_modules())
+    known = _recorded(model).get(_kind(modules, images, output))
     if known is None:
         return record(model, images, output)
-    counted, switched = known
-    modules = tuple(model.named_modules())
-    _check_modes(modules)
-    with _recording_state(modules, images), GradientsStayOn() if switched else contextlib.nullcontext():
-        image = _as_grad_input(images)
-        logits = _selected(_call(model, image), output, None)
-    return Tape((), value_of(image), value_of(logits), counted)
+    check_modules(modules)
+    with _recording_state(modules, images) as state:
+        image = _as_grad_input(images, known.float32)
+        stay_on = GradientsStayOn() if known.switched or has_hooks(modules) else contextlib.nullcontext()
+        with stay_on, in_float32(known.float32):
+            logits = _selected(run_model(model, image), output, None)
+    notes = _notes(known.lower, state.autocast)
+    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
 
 
-def _as_grad_input(images: Tensor) -> Tensor:
+def _as_grad_input(images: Tensor, float32: bool) -> Tensor:
     """The images as a non-leaf tensor with gradients, so that a network may write into its input."""
-    return images.detach().requires_grad_().clone()
+    return _wide(images, float32).detach().requires_grad_().clone()
 
 
-class GradientsStayOn(TorchFunctionMode):
-    """Ignores `torch.no_grad()` inside a network, as the recorder does."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return None if ops.is_grad_switch(func) else func(*args, **(kwargs or {}))
+def _wide(images: Tensor, float32: bool) -> Tensor:
+    return images.float() if float32 and images.dtype in LOW else images
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -193,7 +201,7 @@ def described(result: Any) -> str:
     return f"a {name(result)}"
 
 
-def _call(model: nn.Module, images: Tensor) -> Any:
+def run_model(model: nn.Module, images: Tensor) -> Any:
     """Run the model; any exception of the network becomes a one-line error."""
     try:
         with onednn_errors():
@@ -205,19 +213,15 @@ def _call(model: nn.Module, images: Tensor) -> Any:
         ) from error
 
 
-def _check_modes(modules: Sequence[tuple[str, nn.Module]]) -> None:
-    training = [name for name, module in modules if module.training]
-    if training:
-        which = "the model is" if "" in training else f"part of the model ({training[0]}) is"
-        raise ModelError(f"{which} in training mode, so its output is not repeatable; call model.eval() first")
-    if any(p is not None and p.is_inference() for _, module in modules for p in module._parameters.values()):
-        raise ModelError("the model's weights were made in inference mode and have no gradients; load them outside it")
-    if any(isinstance(module, torch.jit.ScriptModule) for _, module in modules):
-        raise CaptureError("a scripted model hides its operations; explain the nn.Module it was made from")
+class _State(NamedTuple):
+    """The circumstances of a forward pass."""
+
+    lower: str  # the precision of the weights, if it is below float32
+    autocast: bool  # the caller's autocast was on
 
 
 @contextlib.contextmanager
-def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -> Iterator[None]:
+def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -> Iterator[_State]:
     """Enable gradients whatever the caller's mode, run compiled parts uncompiled, and restore the random state."""
     compiled = any(_is_compiled(m) or m._compiled_call_impl is not None for _, m in modules)
     devices = [images.device] if images.is_cuda else []
@@ -225,44 +229,80 @@ def _recording_state(modules: Sequence[tuple[str, nn.Module]], images: Tensor) -
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=devices))
+        autocast = stack.enter_context(autocast_off(images.device))
         if compiled:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
+        yield _State(low_precision(modules), autocast)
 
 
-# What was recorded and checked: for each kind of input, the operations of its forward pass, and whether it switches
-# gradients off (a mode that keeps them on costs as much as the rest of record_logits).
-_Known = dict[Any, tuple[dict[str, int], bool]]
-_verified: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+class _Known(NamedTuple):
+    """What was recorded and checked of a forward pass."""
+
+    ops: dict[str, int]
+    switched: bool  # it switches gradients off (a mode that keeps them on costs as much as the rest of record_logits)
+    float32: bool
+    lower: str
+    opaque: str
+
+
+_KINDS = 32  # at most, for each model: every new shape and every new `output=` function makes another
+_verified: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Known]] = weakref.WeakKeyDictionary()
 _verified_lock = threading.Lock()
 
 
-def _recorded(model: nn.Module) -> _Known:
+def _recorded(model: nn.Module) -> dict[Any, _Known]:
     with _verified_lock:
         return _verified.setdefault(model, {})
 
 
-def _kind(images: Tensor, output: Any) -> Any:
+def _kind(modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Any) -> Any:
     read = tuple((p.path, p.layer, p.call) for p in output.picks) if isinstance(output, Reading) else output
-    return images.shape, images.dtype, images.device, read
+    return images.shape, images.dtype, images.device, read, low_precision(modules), frees_weights(modules)
 
 
-def _verify(model: nn.Module, images: Tensor, output: Picker, tape: Tape, switched: bool) -> None:
+def _remember(done: dict[Any, _Known], kind: Any, known: _Known) -> None:
+    with _verified_lock:
+        done[kind] = known
+        while len(done) > _KINDS:
+            del done[next(iter(done))]
+
+
+def _verify(model: nn.Module, images: Tensor, output: Picker, kind: Any, tape: Tape, known: _Known) -> None:
     """Compare with a plain forward pass, once for each model and kind of input."""
-    done, key, recorded = _recorded(model), _kind(images, output), tape.logits
-    if key in done:
+    done, recorded = _recorded(model), tape.logits
+    if kind in done:
         return
     for grad in (False, True):  # some fused kernels run only in one of the two modes
         with torch.set_grad_enabled(grad):
-            plain = outputs_at(model, images.detach().clone(), output)
+            plain = outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape.float32)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
-            done[key] = tape.ops(), switched
+            _remember(done, kind, known)
             return
     distance = (plain - recorded).abs().max().item()
     raise CaptureError(
         f"two forward passes of the model differ by {distance:.1e}: it is random or keeps state between calls, "
         "so one pass cannot be explained; switch its randomness off"
     )
+
+
+def _notes(lower: str, autocast: bool) -> tuple[str, ...]:
+    """What the report says about precision."""
+    own = lower or ("autocast" if autocast else "")
+    return (f"the model computes in {own}; logits and map were computed in float32, with its weights",) if own else ()
+
+
+def home(model: nn.Module, images: Tensor) -> tuple[torch.device, torch.dtype]:
+    """The device and precision of a network: those of its first floating-point weight."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            return weight.device, weight.dtype
+    return images.device, images.dtype
+
+
+def placed(model: nn.Module, images: Tensor) -> Tensor:
+    """Images on the device of a network, in the precision in which it is explained: its own, but at least float32."""
+    device, dtype = home(model, images)
+    return images.to(device, torch.promote_types(dtype, torch.float32))
 
 
 def _prune(nodes: list[Node], output: Value) -> tuple[Node, ...]:

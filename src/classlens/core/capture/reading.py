@@ -108,11 +108,12 @@ def layer_names(nodes: Sequence[Node]) -> set[str]:
     return names - {""}
 
 
-def inside_of(recorder: Recorder) -> Inside:
+def inside_of(recorder: Recorder | None) -> Inside:
     """The outputs of layers in a forward pass that was recorded."""
-    live = recorder.live()
 
     def outputs(layer: str) -> list[Tensor]:
+        assert recorder is not None, "layers are read in recorded passes alone"
+        live = recorder.live()
         values = [node.outputs[0] for node in last_of_calls(recorder.nodes, layer)]
         return [live[value] for value in values if value in live]
 

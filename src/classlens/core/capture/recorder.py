@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,12 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
+from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
+
+LOW = frozenset((torch.float16, torch.bfloat16))
+_NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which torch returns no gradient, with a warning
 
 
 class Recorder(TorchFunctionMode):
@@ -34,14 +38,23 @@ class Recorder(TorchFunctionMode):
         self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
         self.names: dict[int, str] = {id(module): name for name, module in modules}
+        self.image: Value
         self.image_node: Any = None
-        self.switched = False  # the network tried to switch gradients off
+        self.switched = False  # the network tried to switch gradients off, or to attach a hook to them
+        self.opaque = ""  # an operation that torch cannot differentiate, and where it is
+        self.low = False  # something was computed in less than float32
+
+    def admit_image(self, image: Tensor) -> None:
+        """Register the network's input, on which everything depends that is recorded."""
+        self.image = self.admit(image)
+        assert self.image.edge is not None
+        self.image_node = self.image.edge.node
 
     def admit(self, tensor: Tensor) -> Value:
         """Register a live tensor with its current value."""
         value = value_of(tensor)
-        if self.image_node is None and value.edge is not None:
-            self.image_node = value.edge.node
+        value.hidden = not torch.is_grad_enabled()  # only a custom autograd function can switch gradients off here
+        self.low = self.low or tensor.dtype in LOW
         if id(tensor) not in self.values:
             self.alive.append(tensor)
             self.by_storage.setdefault(_storage(tensor), []).append(tensor)
@@ -52,11 +65,11 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if is_overruled(func):
+            self.switched = True
+            return instead_of(func)
         if func in ops.QUERIES:
             return func(*args, **kwargs)
-        if ops.is_grad_switch(func):
-            self.switched = True
-            return None
         frozen, inputs = self._freeze((args, kwargs))
         if not inputs:
             return self._constant(func(*args, **kwargs))
@@ -91,7 +104,12 @@ class Recorder(TorchFunctionMode):
         mutates: bool = False,
     ) -> None:  # fmt: skip
         args, kwargs = frozen
-        node = Node(ops.canonical(func), func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        op = ops.canonical(func)
+        if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
+            op = ops.LIVE_WEIGHTS
+        if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
+            self.opaque = self.opaque or f"{op} in {self._module() or 'the model itself'}"
+        node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
 
@@ -106,12 +124,17 @@ class Recorder(TorchFunctionMode):
             if value is None:
                 self._reject_unseen(leaf)
                 return leaf
-            if value.edge is None and leaf.requires_grad:  # made in a custom autograd function
-                value.edge = get_gradient_edge(leaf)
-            found.append(value)
-            return value
+            found.append(self.current(leaf))
+            return found[-1]
 
         return map_leaves(call, freeze), found
+
+    def current(self, tensor: Tensor) -> Value:
+        """The value of a live tensor. One that a custom autograd function returned has its edge only now."""
+        value = self.values[id(tensor)]
+        if value.edge is None and tensor.requires_grad:
+            value.edge, value.hidden = get_gradient_edge(tensor), False
+        return value
 
     def _mutation(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frozen: tuple[Any, Any]
@@ -191,15 +214,20 @@ class Recorder(TorchFunctionMode):
 
     def _module(self) -> str:
         """Dotted name of the innermost module whose forward is running, found on the stack without hooks."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if code.co_argcount and code.co_varnames[0] == "self" and code.co_filename != __file__:
-                owner = id(frame.f_locals.get("self"))
-                if owner in self.names:
-                    return self.names[owner]
-            frame = frame.f_back
-        return ""
+        return running(self.names)
+
+
+def running(names: Mapping[int, str]) -> str:
+    """Dotted name of the innermost module whose forward is running; `names` are by the modules' ids."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self" and code.co_filename != __file__:
+            owner = id(frame.f_locals.get("self"))
+            if owner in names:
+                return names[owner]
+        frame = frame.f_back
+    return ""
 
 
 def _depends(node: Any, ancestor: Any) -> bool:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Value:
     kept: Tensor | Callable[[], Tensor]  # the tensor, or how to recompute it
     edge: GradientEdge | None  # the edge of this value in autograd's graph; None: no gradient
     shape: torch.Size
+    hidden: bool = False  # it was made in a custom autograd function, so that autograd has no gradient of it
 
     @property
     def tensor(self) -> Tensor:
@@ -114,6 +116,9 @@ class Tape:
     image: Value  # the network's input
     output: Value  # the logits, selected from the model's return value
     counted: dict[str, int] | None = None  # counts of operations, if the nodes were not recorded
+    float32: bool = False  # the network computes in less, and was run in float32: run it so again
+    opaque: str = ""  # an operation that torch cannot differentiate, and where it is
+    notes: tuple[str, ...] = ()  # for the report
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
@@ -141,11 +146,11 @@ class Tape:
         backward pass; no layer runs again. A value that does not affect the score gets zeros. The gradient is the sum
         over all uses of a value. `keep=False` frees autograd's buffers on the way, which is faster, for the last call.
         """
-        if self.output.edge is None:
-            raise no_gradient()
+        self.check_gradients(values)
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
         last = len(cotangents) - 1
-        rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
+        with self.differentiating():
+            rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
         found = {
             value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
             for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
@@ -155,10 +160,32 @@ class Tape:
             for value in values
         }
 
+    def check_gradients(self, values: Sequence[Value] = ()) -> None:
+        """Refuse gradients that autograd would silently get wrong."""
+        if self.output.edge is None:
+            raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
+        if self.opaque:
+            raise CaptureError(f"torch has no gradient of the operation {self.opaque}; this method needs one")
+        if any(value.hidden for value in values):
+            raise CaptureError(
+                "a layer is inside a custom autograd function (reentrant checkpointing is one), where it has no "
+                "gradient of its own; switch the function off (use_reentrant=False), or use a method without gradients"
+            )
 
-def no_gradient() -> CaptureError:
-    """The error about a network whose output has no gradient with respect to the image."""
-    return CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
+    @contextlib.contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Autograd's errors as one line, with the module if it is known."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise CaptureError(
+                    "the model overwrites a value that its own gradient needs (an in-place operation), so it has no "
+                    "gradients; write that operation without the underscore or inplace=True"
+                ) from error
+            reason = " ".join(str(error).split(". ")[0].split())
+            where = next((f" ({node.where})" for node in self.nodes if str(node.func) in reason), "")
+            raise CaptureError(f"the model has no gradient: {reason}{where}; this method needs one") from error
 
 
 def _stacked(rows: list[Tensor]) -> Tensor:
@@ -167,15 +194,7 @@ def _stacked(rows: list[Tensor]) -> Tensor:
 
 def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
     edges: Any = [value.edge for value in wanted]
-    try:
-        return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
-    except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
-            raise
-        raise CaptureError(
-            "the model overwrites a value that its own gradient needs (an in-place operation), so it has no "
-            "gradients; write that operation without the underscore or inplace=True"
-        ) from error
+    return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
 
 
 # The arguments of each operation are searched several times, and most have these types: checking the type is fastest.

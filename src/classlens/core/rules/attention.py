@@ -30,14 +30,30 @@ def through_weights(weights: Tensor, values: Tensor, relevance: Tensor) -> Tenso
 def fused_attention(node: Node, relevance: Tensor) -> Shares:
     """softmax(q k^T) v: everything to v."""
     named = node.arguments()
-    if named.get("enable_gqa"):
-        raise UnsupportedOp(f"no rule for attention whose queries share keys ({node.where})")
     if not isinstance(named["value"], Value):
         raise UnsupportedOp(f"no rule for attention whose values do not depend on the image ({node.where})")
-    q, k, v = (_tensor(named[name]) for name in ("query", "key", "value"))
-    weights = attention_weights(q, k, named.get("attn_mask"), bool(named.get("is_causal")), named.get("scale"))
+    v = named["value"].tensor
+    weights, values = fused_weights(node), repeated_heads(node, v)
+    share = through_weights(weights, values, relevance)
+    if values.shape != v.shape:  # a group of heads reads the same values
+        share = share.unflatten(-3, (v.shape[-3], -1)).sum(-3)
     # Heads may share their values: these then get the sum over the heads.
-    return only(node, named["value"], unbroadcast(through_weights(weights, v, relevance), v.shape))
+    return only(node, named["value"], unbroadcast(share, v.shape))
+
+
+def fused_weights(node: Node) -> Tensor:
+    """The attention weights (..., L, S) of a recorded `scaled_dot_product_attention`."""
+    named = node.arguments()
+    q, k = _tensor(named["query"]), repeated_heads(node, _tensor(named["key"]))
+    return attention_weights(q, k, named.get("attn_mask"), bool(named.get("is_causal")), named.get("scale"))
+
+
+def repeated_heads(node: Node, t: Tensor) -> Tensor:
+    """Keys or values (..., heads, S, E), repeated for the heads of the queries that share them (`enable_gqa`)."""
+    named = node.arguments()
+    if not named.get("enable_gqa"):
+        return t
+    return t.repeat_interleave(_tensor(named["query"]).shape[-3] // t.shape[-3], -3)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:

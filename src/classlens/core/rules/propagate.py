@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value
+from classlens.core.capture import Axis, Node, Tape, Value, image_index
 from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants, Kind, of_kind
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
@@ -72,23 +72,31 @@ class Ledger:
 
     images: int
     absorbed: Tensor | float = 0.0
+    axes: Mapping[Value, Axis] | None = None  # where the images are in each value; None: along the first axis
+    node: Node | None = None  # the node whose rule is running
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
-        """`weight` times this relevance (K, B, ...) stays where it is."""
+        """`weight` times this relevance (K, *shape of the running node's output or input) stays where it is."""
         self.absorbed = self.absorbed + weight * self.total(relevance)
 
     def total(self, relevance: Tensor) -> Tensor:
-        """(K, B) sums. Networks that cut images into windows have B * windows rows, image by image."""
-        # A sum in another precision would copy the tensor: only the sums over positions are added in float64.
-        rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
-        rows = rows.flatten(2).sum(2, dtype=torch.float64)
-        if rows.shape[1] % self.images:
-            raise UnsupportedOp(
-                f"relevance stays at a value whose first axis has {rows.shape[1]} entries, which are not the "
-                f"{self.images} images, so it cannot be assigned to an image; explain one image at a time"
-            )
-        per_image: Tensor = rows.unflatten(1, (self.images, -1)).sum(2)
-        return per_image
+        """(K, B) sums."""
+        return self._axis(relevance).total(relevance, self.images)
+
+    def _axis(self, relevance: Tensor) -> Axis:
+        """The images in relevance of the running node: at its output, or at an input of it."""
+        if self.images == 1:
+            return Axis(0, torch.zeros(relevance.shape[1], dtype=torch.int64))
+        if self.axes is None or self.node is None:
+            return Axis(0, torch.arange(self.images))
+        for value in (*self.node.outputs, *self.node.inputs):
+            found = self.axes.get(value)
+            if found is not None and relevance.shape[1 : 2 + found.axis] == value.shape[: 1 + found.axis]:
+                return found
+        raise UnsupportedOp(
+            f"relevance stays at {self.node.where}, where the {self.images} images cannot be told apart; "
+            "explain one image at a time"
+        )
 
     def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
         """R / z. If no input contributes to a unit, its value comes from its bias: the relevance stays there.
@@ -143,6 +151,7 @@ def propagate(
     visited, so each node is visited once.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
+    ledger.axes = image_index(tape) if ledger.images > 1 else None
     peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 
@@ -155,6 +164,7 @@ def propagate(
             arrived = [settle(value) for value in node.outputs]
             if all(relevance is None for relevance in arrived):
                 continue
+            ledger.node = node
             if node.op in _PRODUCTS:
                 arrived = [None if r is None else without_denormals(r, peak) for r in arrived]
             shares = choose(node)(node, arrived if node.op in MULTI_OUTPUT else arrived[0])

@@ -32,13 +32,11 @@ from classlens.methods.registry import Case, Result, method
 
 SCORE = terms.above_rivals  # the explained score of a class that competes with others
 SCORE_OF_LABEL = terms.highlighted_from_lowest  # the explained score of a class with an independent probability
-FORMULA = terms.BALANCED  # which terms the residual has, and how they are computed
-TERMS = (*(term for term in terms.TERMS if term not in FORMULA.without), "coarse")  # the terms that `without=` accepts
+TERMS = "A", "Fx", "Fdx", "M", "coarse"  # the terms that `without=` accepts
 SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
 RESIDUAL = 0.2, 1.0  # lambda, the magnitude of the residual relative to P, with many and with few layers; in between,
 FEW_LAYERS = 6.0  # (6 / number of layers with a residual)^2, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
-COARSE = 1.0  # the magnitude of S relative to the map that it is added to
 
 Grid = tuple[int, ...]
 
@@ -51,8 +49,9 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     """The paper's terms, with balanced magnitudes in each layer.
 
     At every convolution P = (1 - mu) C + mu A. C's denominator is |W| * |x| + |b|: the share of a bias stays in the
-    layer and is reported. In deep layers the residual q = F_dx + gate(C) (F_x + M) is scaled to sum zero and to lambda
-    times P's magnitude before it is added. At the image, coarse evidence from deep layers is added in the same way.
+    layer and is reported. In deep layers the residual q = F_dx + (F_x + M) / 2 is scaled to sum zero and to lambda
+    times P's magnitude before it is added. At the image, coarse evidence from deep layers is added in the same way,
+    where there is relevance nearby.
     """
     tape = folded(case.tape)
     options = terms.read_options(without, only, residual, TERMS)
@@ -71,7 +70,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
         )
     if rules.seen:
         coarse = terms.coarse(rules.seen.values(), case.images.shape[2:])
-        sweep.relevance = terms.balanced_residual(coarse, sweep.relevance, COARSE)
+        sweep.relevance = terms.with_coarse(sweep.relevance, coarse)
     return streams.result(sweep, sweep.relevance)
 
 
@@ -161,7 +160,7 @@ class Balanced:
         tokens = x.dim() == 3  # (B,tokens,C)
         if tokens:
             x, gradient, c, phi = map(as_map, (x, gradient, c, phi))
-        residual = terms.residual(x, gradient, c, FORMULA, self.options)
+        residual = terms.residual(x, gradient, c, terms.BALANCED, self.options)
         if not tokens:
             self.streams.note(node, **residual.named(), gradient=gradient)
         found = terms.balanced_residual(residual.q, phi, self.weight)

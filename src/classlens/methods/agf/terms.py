@@ -28,14 +28,13 @@ class Formula:
     zero_is_background: bool  # the background is phi <= 0, or phi < 0
     normalise_factors: bool  # divide F by its maximum
     shift_everywhere: bool  # the shift is subtracted everywhere, or only where C != 0
-    gate_by_place: bool  # the gate uses the mean of C over channels, or C itself
+    gate: float | None  # the weight of F_x + M; None: 1 / (1 + exp(-C))
     quotient: Quotient
-    without: frozenset[str] = frozenset()  # terms that the residual omits: "Fx", "Fdx", "M", "gate"
 
 
-PAPER = Formula(1.0, 0.0, True, True, True, False, divide)
-RELEASE = Formula(10.0, 1.0, False, False, False, False, divide_released)
-BALANCED = replace(RELEASE, gate_by_place=True)  # C is small, so the gate is little more than 1/2 either way
+PAPER = Formula(1.0, 0.0, True, True, True, None, divide)
+RELEASE = Formula(10.0, 1.0, False, False, False, None, divide_released)
+BALANCED = replace(RELEASE, gate=0.5)  # C is small beside 1, so the published gate is 1/2 to a few digits
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,14 @@ def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
     return scores.gather(2, targets[:, :, None]).squeeze(2)
 
 
-LARGEST_WEIGHT = 0.2  # of a single rival
+LARGEST_WEIGHT = 0.1  # of a single rival
 
 
 def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
     """The class above its rivals, none of which dominates: y_t - sum_{k != t} p_k y_k; (B,K).
 
     p = softmax(beta y) over the other classes, treated as a constant. beta is 1 / std(y) or, if a single rival would
-    then weigh more than a fifth, smaller, so that it weighs a fifth. So a second dog breed is one rival among many:
+    then weigh more than a tenth, smaller, so that it weighs a tenth. So a second dog breed is one rival among many:
     what the two have in common stays evidence for both, and another object in the picture is still evidence against.
     Like the softmax, and unlike Eq. 7, the score is invariant to a shift of the logits.
     """
@@ -185,14 +184,14 @@ class Residual:
 
 
 def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: Options) -> Residual:
-    """F_dx, F_x, M and the gate 1 / (1 + exp(-C)) of a layer's input x, its gradient and its C.
+    """F_dx, F_x, M and the gate of a layer's input x, its gradient and its C.
 
     C, averaged over channels, separates the foreground (positive) from the background.
     """
     partition, nothing = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
-    dropped = options.dropped | formula.without
+    dropped = options.dropped
     f_dx = nothing if "Fdx" in dropped else factorised(gradient, partition, formula)
-    gate = 1.0 if "gate" in dropped else torch.sigmoid(partition if formula.gate_by_place else c)
+    gate = 1.0 if "gate" in dropped else torch.sigmoid(c) if formula.gate is None else formula.gate
     if options.gradcam:
         return Residual(gradcam_residual(x, gradient), f_dx, nothing, gate)
     f_x = nothing if "Fx" in dropped else factorised(x, partition, formula)
@@ -268,6 +267,9 @@ def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- balanced
 
 
+NEARBY = 1 / 20  # of the shorter side: how far the relevance at the image reaches as a weight of S
+
+
 def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tensor:
     """carrier + weight * residual over the active units, with the residual scaled to sum 0 and the carrier's magnitude.
 
@@ -294,7 +296,7 @@ def _centred(residual: Tensor, count: Tensor) -> Tensor:
 
 
 def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
-    """S: coarse evidence from deep layers, at the size of the image; (K,B,1,H,W).
+    """S: coarse evidence from deep layers, at the size of the image; (K,B,1,H,W), float64.
 
     `seen` has the relevance over positions (K,B,h,w) for each resolution. Each is upsampled and scaled to sum 0 and
     magnitude 1, so that no resolution outweighs another.
@@ -302,6 +304,30 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
     # Classes take the place of channels: interpolation treats each separately.
     large = [F.interpolate(places, tuple(size), mode="bilinear")[:, :, None] for places in seen]
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
+
+
+def with_coarse(relevance: Tensor, coarse: Tensor) -> Tensor:
+    """Relevance at the image (K,B,C,H,W) plus S (K,B,1,H,W), weighted by the relevance nearby.
+
+    a = mean of |R| around each pixel;  R + a (S - sum(a S) / sum(a)), the second part at R's magnitude. S says which
+    regions count for and against the class; a is small where R found nothing, so R keeps its outlines. The sum of R
+    is conserved. The colours share equally.
+    """
+    fine = relevance.sum(2, keepdim=True).double()
+    near, size = _nearby(fine.abs()), fine.abs().sum((2, 3, 4), keepdim=True)
+    return relevance + (size * near * _centred(coarse, near) / relevance.shape[2]).to(relevance)
+
+
+def _nearby(t: Tensor) -> Tensor:
+    """The mean of maps (K,B,1,H,W) over a square around each pixel: a twentieth of the shorter side in each direction.
+
+    At the border, the square is cut off.
+    """
+    reach = round(min(t.shape[-2:]) * NEARBY)
+    side, flat = 2 * reach + 1, t.flatten(0, 1)
+    flat = F.avg_pool2d(flat, (side, 1), 1, (reach, 0), count_include_pad=False)  # one axis at a time: fewer sums
+    flat = F.avg_pool2d(flat, (1, side), 1, (0, reach), count_include_pad=False)
+    return flat.reshape(t.shape)
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:

@@ -1,0 +1,58 @@
+"""Keeps a network's gradients undisturbed: by `torch.no_grad()` inside it, and by its user's backward hooks.
+
+A backward hook neither runs nor is changed: code of torch that would attach it is told that there are no gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.hooks
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from classlens.core import ops
+
+_HERE, _TORCH = str(Path(__file__).parent), Path(torch.__file__).parent
+_SHARDED = "distributed/fsdp/_common_utils.py"  # collects what needs gradients
+_ATTACHING = tuple(str(_TORCH / path) for path in ("utils/hooks.py", "nn/modules/module.py", _SHARDED))
+_ASKED = {ops.getter("requires_grad"): False, ops.getter("grad_fn"): None}
+_OVERRULED = frozenset((ops.GRAD_SWITCH, Tensor.register_hook, Tensor.retain_grad, *_ASKED))
+
+
+def is_overruled(func: Callable[..., Any]) -> bool:
+    """Whether a call would switch gradients off or attach a hook to them; `instead_of` answers it."""
+    return func in _OVERRULED and (func not in _ASKED or _attaches_hooks())
+
+
+def instead_of(func: Callable[..., Any]) -> Any:
+    """What an overruled call returns."""
+    return torch.utils.hooks.RemovableHandle(OrderedDict()) if func is Tensor.register_hook else _ASKED.get(func)
+
+
+def _attaches_hooks() -> bool:
+    """Whether the code that asks is the code of torch that attaches backward hooks."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_ATTACHING)
+
+
+def has_hooks(modules: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Whether a hook may attach something to gradients: backward hooks do, and forward hooks may."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+    return any(getattr(module, kind) for _, module in modules for kind in kinds)
+
+
+class GradientsStayOn(TorchFunctionMode):
+    """Ignores `torch.no_grad()` and backward hooks inside a network, as the recorder does."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return instead_of(func) if is_overruled(func) else func(*args, **(kwargs or {}))
