@@ -93,11 +93,36 @@ class OneTensor(nn.Module):
         return torch.cat(flat, 2), logits
 
 
+class Proposals(nn.Module):
+    """Two stages: the three cells of a map that look most like an object are classified, for all images at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
+        self.objects, self.classes = nn.Conv2d(12, 1, 1), nn.Linear(12, CLASSES)
+        self.logits = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        y = self.body(x)
+        best = self.objects(y).detach().flatten(1).topk(3).indices
+        rows = torch.cat([one.flatten(1).T[chosen] for one, chosen in zip(y, best, strict=True)])
+        logits = self.classes(rows)
+        self.logits = logits.detach()
+        scores, labels = logits.softmax(1).max(1)
+        corners = torch.stack([best % y.shape[3] * 8, best // y.shape[3] * 8], 2).to(x)
+        boxes = torch.cat([corners, corners + 8], 2)
+        parts = zip(boxes, scores.split(3), labels.split(3), strict=True)
+        return [{"boxes": b, "scores": s, "labels": n} for b, s, n in parts]
+
+
+SMALL: dict[str, Callable[[], nn.Module]] = {"queries": Queries, "one tensor": OneTensor, "proposals": Proposals}
+
+
 def small_detector(kind: str, seed: int = 0) -> nn.Module:
-    """A small detector with random weights, in eval mode: "queries" or "one tensor"."""
+    """A small detector with random weights, in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = Queries() if kind == "queries" else OneTensor()
+        model = SMALL[kind]()
         for name, parameter in model.named_parameters():
             if name.startswith("classes") and name.endswith("weight"):
                 nn.init.normal_(parameter, std=1.5)

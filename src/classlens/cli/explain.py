@@ -24,7 +24,7 @@ from classlens.cli.options import (
     rivals_of,
     targets_of,
 )
-from classlens.cli.questions import Boxes, Likes, Neurons, Regions, Texts, questions_of
+from classlens.cli.questions import Boxes, Likes, Neurons, Regions, Texts, questions_of, refuse_several
 from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ def explain(
 
     images = _pictures(images, out)
     questions = questions_of(text, box, region, like, neuron)
-    if multilabel + bool(questions) + bool(classes or top or rather_than) > 1:
-        raise typer.BadParameter(
-            "give --multilabel, or questions such as --region, or classes (--class, --top, --rather-than), not several"
-        )
+    refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     targets = [questions] if questions else several
     loaded = load_model(model, weights, device)

@@ -47,6 +47,14 @@ def questions_of(
     ]  # fmt: skip
 
 
+def refuse_several(multilabel: bool, questions: bool, classes: bool) -> None:
+    """Refuse more than one way of saying what to explain."""
+    if multilabel + questions + classes > 1:
+        raise typer.BadParameter(
+            "give --multilabel, or questions such as --region, or classes (--class, --top, --rather-than), not several"
+        )
+
+
 def region_of(given: str) -> Question:
     """The region that a user wrote.
 

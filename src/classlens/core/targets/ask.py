@@ -75,14 +75,12 @@ def embedder(network: nn.Module, prepared: Callable[[Any], Tensor], output: Pick
 
 def check_logits(logits: Tensor, batch: int) -> None:
     """Refuse outputs that are not (B,n), or not finite."""
-    if logits.dim() == 4 and logits.shape[0] == batch:
-        raise TargetError(
-            f"the model has an output for each pixel, {tuple(logits.shape)}; ask with classlens.region(class, ...)"
-        )
     if logits.dim() != 2 or logits.shape[0] != batch:
+        dense = logits.dim() == 4 and logits.shape[0] == batch
+        ask = "ask with classlens.region(class, ...), or " if dense else ""
         raise ModelError(
             f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
-            "select the logits with output= (a key, an index or a function)"
+            f"{ask}select the logits with output= (a key, an index or a function)"
         )
     finite = logits.isfinite().all(1)
     if not finite.all():
