@@ -65,7 +65,7 @@ bench: $(VENV)/.all ## speed and memory beside other libraries: benchmarks/RESUL
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/profile_agf.py
 
-mutants: $(VENV)/.all ## one small fault at a time: does a test fail? tests/MUTANTS.md (two hours; goes on where it was)
+mutants: $(VENV)/.all ## one small fault at a time: does a test fail? tests/MUTANTS.md (half an hour; goes on where it was)
 	$(BIN)/python tools/mutants
 
 format: $(VENV)/.all ## let ruff mend style and formatting

@@ -163,10 +163,32 @@ class Dictionary(nn.Module):
         return {"logits": self.body.head(features), "features": features}
 
 
+class Volume(nn.Module):
+    """For volumes and videos: a stem that strides space alone, a skip, pools, a branch that is enlarged again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv3d(3, 6, 3, (1, 2, 2), 1, bias=False), nn.BatchNorm3d(6)
+        self.space, self.time = (
+            nn.Conv3d(6, 6, (1, 3, 3), padding=(0, 1, 1)),
+            nn.Conv3d(6, 6, (3, 1, 1), padding=(1, 0, 0)),
+        )
+        self.down, self.skip = nn.Conv3d(6, 8, 3, 2, 1), nn.Conv3d(6, 8, 1, 2, bias=False)
+        self.deep, self.fc = nn.Conv3d(8, 8, 3, 2, 1), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.max_pool3d(F.relu(x + self.time(F.relu(self.space(x)))), (1, 2, 2))
+        x = F.relu(self.down(x) + self.skip(x))
+        below = F.interpolate(F.relu(self.deep(x)), size=x.shape[2:], mode="trilinear")
+        return self.fc(F.adaptive_avg_pool3d(F.avg_pool3d(x + below, (1, 2, 2), ceil_mode=True), 1).flatten(1))
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "plain": Plain, "dense-head": DenseHead, "residual": Residual, "dense": Dense, "gated": Gated,
     "conv-head": ConvHead, "modern": Modern, "awkward": Awkward, "dictionary": Dictionary,
 }  # fmt: skip
+VOLUMES: dict[str, Callable[[], nn.Module]] = {"volume": Volume}  # their images are (B,C,D,H,W)
 RELU_LIKE = ("plain", "dense-head", "residual", "dense", "conv-head")
 
 
@@ -174,9 +196,9 @@ def build(name: str, seed: int = 0) -> nn.Module:
     """A network of the table with random weights and BatchNorm statistics that are not the trivial ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = NETWORKS[name]()
+        model = (NETWORKS | VOLUMES)[name]()
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
                 nn.init.normal_(module.running_mean, std=0.3)
                 nn.init.uniform_(module.running_var, 0.5, 1.5)
                 nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -189,3 +211,14 @@ def pictures(batch: int = 2, size: tuple[int, int] = (32, 32), seed: int = 1) ->
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(batch, 3, 6, 6, generator=generator)
     return F.interpolate(coarse, size=size, mode="bilinear", align_corners=False)
+
+
+def volumes(batch: int = 2, size: tuple[int, int, int] = (4, 32, 32), seed: int = 1) -> Tensor:
+    """The same, smooth along three axes."""
+    coarse = torch.randn(batch, 3, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(coarse, size=size, mode="trilinear", align_corners=False)
+
+
+def inputs(name: str, batch: int) -> Tensor:
+    """Images for a network of the tables."""
+    return volumes(batch) if name in VOLUMES else pictures(batch)

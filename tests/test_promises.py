@@ -15,7 +15,7 @@ import classlens
 from classlens.core.capture import pick_output
 from classlens.errors import ModelError
 from classlens.methods import METHODS
-from networks import NETWORKS, RELU_LIKE, build, pictures
+from networks import NETWORKS, RELU_LIKE, VOLUMES, build, inputs, pictures, volumes
 from quick import QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 # The release divides by its own small sums; in float32 rounding decides (up to 0.4 relative on ResNet-18).
 UNSTABLE = {"agf-release", "agf-paper"}
 every = pytest.mark.parametrize(
-    ("name", "method"), [(n, m) for n in NETWORKS for m in METHODS], ids=lambda value: str(value)
+    ("name", "method"), [(n, m) for n in (*NETWORKS, *VOLUMES) for m in METHODS], ids=lambda value: str(value)
 )
 each_method = pytest.mark.parametrize("method", METHODS)
 
@@ -62,8 +62,9 @@ def same(a: Any, b: Any) -> bool:
 
 @every
 def test_result_is_finite_and_full_resolution_on_odd_sizes(name: str, method: str) -> None:
-    e = run(build(name), pictures(2, (36, 44)), classlens.top(2), method)
-    assert e.maps.shape == (2, 2, 36, 44)
+    x = volumes(2, (5, 36, 44)) if name in VOLUMES else pictures(2, (36, 44))
+    e = run(build(name), x, classlens.top(2), method)
+    assert e.maps.shape == (2, 2, *x.shape[2:])
     assert torch.isfinite(e.maps).all()
     assert torch.equal(e.targets, e.logits.topk(2).indices)
     if not METHODS[method].signed:  # one sign in a map: that of the logit, for methods that start with it
@@ -73,7 +74,7 @@ def test_result_is_finite_and_full_resolution_on_odd_sizes(name: str, method: st
 
 @every
 def test_batch_is_single(name: str, method: str) -> None:
-    model, x = build(name).double(), pictures(3).double()
+    model, x = build(name).double(), inputs(name, 3).double()
     batch = run(model, x, torch.tensor([[1], [4], [2]]), method).maps
     for row, target in enumerate((1, 4, 2)):
         assert close(run(model, x[row : row + 1], target, method).maps, batch[row : row + 1])
@@ -81,7 +82,7 @@ def test_batch_is_single(name: str, method: str) -> None:
 
 @every
 def test_many_classes_at_once_are_the_classes_one_by_one(name: str, method: str) -> None:
-    model, x = build(name).double(), pictures(2).double()
+    model, x = build(name).double(), inputs(name, 2).double()
     together = run(model, x, [[1, 5, 0], [2, 1, 6]], method).maps
     for k, targets in enumerate(([1, 2], [5, 1], [0, 6])):
         assert close(run(model, x, targets, method).maps, together[:, k : k + 1])
@@ -106,7 +107,7 @@ def test_same_call_same_bits(method: str) -> None:
 
 @every
 def test_model_is_untouched(name: str, method: str) -> None:
-    model, x = build(name), pictures(2)
+    model, x = build(name), inputs(name, 2)
     before, pixels = fingerprint(model), x.clone()
     run(model, x, classlens.top(2), method)
     assert same(before, fingerprint(model))
@@ -159,9 +160,9 @@ def test_two_threads_on_one_model(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].conserves])
-@pytest.mark.parametrize("name", RELU_LIKE)
+@pytest.mark.parametrize("name", [*RELU_LIKE, *VOLUMES])
 def test_conservation_holds_where_it_is_promised(name: str, method: str) -> None:
-    e = run(build(name), pictures(2), classlens.top(2), method)
+    e = run(build(name), inputs(name, 2), classlens.top(2), method)
     assert e.report.conservation.max() <= 1e-3
     assert torch.allclose(e.report.started - e.report.absorbed, e.report.arrived, atol=1e-3 * float(e.maps.abs().sum()))
 

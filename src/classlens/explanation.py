@@ -282,10 +282,8 @@ def operations(model: LoadedModel) -> dict[str, int]:
     >>> operations(load("efficientnet-lite0"))
     {'conv2d': 49, 'batch_norm': 49, 'hardtanh': 33, ...}
     """
-    crop = model.preprocess.crop or 224
-    height, width = (crop, crop) if isinstance(crop, int) else crop
     weight = next(model.model.parameters())
-    found = record(model.model, torch.zeros(1, 3, height, width).to(weight)).ops()
+    found = record(model.model, torch.zeros(1, *model.preprocess.shape).to(weight)).ops()
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -301,7 +299,7 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
     if batch is None:
         if loaded is None:
             raise ImageError("files and pictures need preprocessing: give preprocess=, or a model of classlens.load()")
-        batch = stacked([loaded.preprocess(source) for source in pictures(images)])
+        batch = stacked([loaded.preprocess(source)[None] for source in pictures(images)])
     batch = check_batch(batch)
     with torch.inference_mode(False):
         return network, placed(network, batch.clone() if batch.is_inference() else batch), loaded
@@ -323,10 +321,7 @@ def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:
     """The images to draw under the maps; if the preprocessing is unknown, the input rescaled to [0,1]."""
     if loaded is not None:
         return loaded.preprocess.restore(batch.float())
-    found = batch.float()
-    if found.shape[1] != 3:
-        found = found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return rescaled(found)
+    return rescaled(batch.float())
 
 
 def _report(result: Result, tape: Tape, seconds: float) -> Report:

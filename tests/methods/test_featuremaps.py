@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import record
+from classlens.errors import MethodError
 from classlens.methods.featuremaps import all_maps, chosen_maps, share_read
 from classlens.methods.registry import Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
-from networks import pictures
+from networks import build, pictures
 
 CAMS = ["gradcam", "layercam", "finer-cam"]
 FAR = (3, 3), (44, 60)  # two pixels
@@ -59,7 +61,16 @@ def test_nothing_is_shown_where_the_pixel_reads_nothing(name: str, method: str) 
     assert e.maps.any()
     assert not e.maps[..., rows + reach :, :].any()
     assert not e.maps[..., columns + reach :].any()
-    assert any("reads a part of the last feature map" in note for note in e.report.notes)
+    (note,) = e.report.notes
+    assert "the target reads a part of the last feature map" in note
+    assert re.search(r"shown is an earlier one, \d+x\d+, of which it reads [\d.]+ %$", note)
+
+
+def test_a_misspelt_layer_is_answered_with_the_nearest_names() -> None:
+    with pytest.raises(MethodError, match=r"in a layer 'featurs'; did you mean features( or [\w.]+)*\?"):
+        classlens.explain(build("plain"), pictures(1), 0, "gradcam", layer="featurs")
+    with pytest.raises(MethodError, match=r"in a layer 'zzz'$"):
+        classlens.explain(build("plain"), pictures(1), 0, "gradcam", layer="zzz")
 
 
 def test_the_map_is_the_end_of_the_encoder_against_hooks() -> None:
@@ -158,3 +169,49 @@ def test_a_saturated_score_says_so(method: str) -> None:
     small = classlens.explain(model, x, 2, method, output=lambda y: y[:, :, 8:30, 8:30].mean((2, 3)))
     assert small.maps.any()
     assert small.report.notes == ()
+
+
+class ClassToken(nn.Module):
+    """Patches and a class token; after they are mixed, the head reads the class token alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.head = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 5)
+
+    def read(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).mT
+        return torch.relu(torch.cat([torch.ones(len(x), 1, 4, dtype=x.dtype), tokens], 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.read(x)
+        return self.head((tokens * tokens.mean(1, keepdim=True))[:, 0])
+
+
+def test_the_deepest_map_whose_patches_have_gradients_is_chosen() -> None:
+    """Not the mixed tokens, whose patches nobody reads, and not what comes before the ReLU."""
+    model, x = ClassToken().double().eval(), pictures(2, (32, 48)).double()
+    tape = record(model, x)
+    case = Case(model, x, tape, torch.tensor([[1], [2]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert torch.allclose(seen.features, model.read(x)[:, 1:].mT.reshape(2, 4, 4, 6))
+    assert seen.gradients.any()
+
+
+@pytest.mark.parametrize("size", [(32, 8), (8, 32)])
+def test_patches_in_a_single_row_are_a_map(size: tuple[int, int]) -> None:
+    model, x = ClassToken().eval(), pictures(1, size)
+    case = Case(model, x, record(model, x), torch.tensor([[1]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert seen.features.shape == (1, 4, size[0] // 8, size[1] // 8)
+    assert torch.allclose(seen.features.flatten(2), model.read(x)[:, 1:].mT)
+
+
+def test_a_class_token_that_reads_no_patch_leaves_the_map_empty() -> None:
+    class Apart(ClassToken):
+        def forward(self, x: Tensor) -> Tensor:
+            token = torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1)[:, None, :4]
+            return self.head(torch.cat([token, self.patches(x).flatten(2).mT], 1)[:, 0])
+
+    e = classlens.explain(Apart().eval(), pictures(1, (32, 48)), 1, "gradcam")
+    assert not e.maps.any()

@@ -7,7 +7,7 @@ import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
 from classlens.methods import METHODS, Case
-from classlens.methods.gradient import released_path, smoothed
+from classlens.methods.gradient import complete, released_path, smoothed
 from classlens.methods.inputs import baseline, baselines, gaussian_blur
 from goldens import distance, load, targets
 from networks import build, pictures
@@ -88,6 +88,15 @@ def test_integrated_gradients_against_a_fine_midpoint_sum(network: str) -> None:
         return (path.mean(0) * (x - 0.3)).sum(0)
 
     assert distance(found, by_hand(fine, network)) < (1e-5 if network == "modern" else 1e-2)
+
+
+def test_an_error_of_completeness_is_relative_to_the_larger_sum() -> None:
+    """A map of 3 and -5 for a difference of 1, and for one of -20."""
+    shares = torch.tensor([[1.0, -6.0], [2.0, 1.0]]).reshape(1, 1, 2, 1, 2).repeat(1, 2, 1, 1, 1)
+    balance = complete(shares, torch.tensor([[1.0], [-20.0]]).double()).balance
+    assert balance.arrived.flatten().tolist() == [-2.0, -2.0]
+    assert balance.size.flatten().tolist() == [8.0, 20.0]
+    assert torch.allclose(balance.error().flatten(), torch.tensor([3 / 8, 18 / 20]).double())
 
 
 def test_integrated_gradients_report_their_completeness() -> None:

@@ -105,7 +105,9 @@ def test_several_baselines_in_one_word() -> None:
     found = baselines(x, "zero + dark", 3)
     assert [torch.equal(a, baseline(x, b)) for a, b in zip(found, ("zero", "dark"), strict=True)] == [True, True]
     assert torch.equal(baselines(x, ["noise", 2.0], 3)[0], baseline(x, "noise", 3))
-    assert torch.equal(baselines(x, ["noise", 2.0])[1], torch.full_like(x, 2.0))
+    noise, number = baselines(x, ["noise", 2.0])
+    assert torch.equal(noise, baseline(x, "noise", 0))
+    assert torch.equal(number, torch.full_like(x, 2.0))
     with pytest.raises(MethodError, match="no baseline was given"):
         baselines(x, [])
 

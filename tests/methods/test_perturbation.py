@@ -142,3 +142,8 @@ def test_batch_and_classes_are_independent_and_seeded(method: str) -> None:
 def test_impossible_options_are_refused(option: str) -> None:
     with pytest.raises(MethodError, match="=0 is not possible; give an integer from 1"):
         classlens.explain(build("plain"), pictures(), 1, option)
+
+
+def test_masks_that_keep_nothing_are_refused() -> None:
+    with pytest.raises(MethodError, match="keep=0 is not possible; give a number above 0"):
+        classlens.explain(build("plain"), pictures(), 1, "rise(keep=0)")

@@ -34,6 +34,8 @@ ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONT
         ("conserves", LRP | EXCITATION | {"agf", "deeplift-shap", "fullgrad", "rap"}),
         ("scalars", ALL - CONTRASTS - {"finer-cam"}),
         ("layers", ALL - GRADIENTS - PERTURBATION - CONTROLS),
+        ("contrastive", CONTRASTS | {"finer-cam", "contrastive-excitation-bp"}),
+        ("locates", AGF | CAM - {"finer-cam"} | GRADIENTS | PERTURBATION | LRP - {"lrp", "lrp-ab"} | {"deeplift-shap"}),
     ],
 )  # fmt: skip
 def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:

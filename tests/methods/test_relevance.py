@@ -9,7 +9,7 @@ import reference
 from classlens.core.capture import record
 from classlens.core.rules.linear import linear_map
 from classlens.errors import MethodError
-from classlens.methods.relevance import excited, relative
+from classlens.methods.relevance import excited, grown, relative
 from networks import NETWORKS, build, pictures
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
@@ -161,3 +161,22 @@ def test_relevance_that_grows_is_noted_or_refused() -> None:
     assert "times larger on its way" in note
     with pytest.raises(MethodError, match="times larger on its way: layers divide by sums near 0, so the map would be"):
         classlens.explain(Cancels(1e-5).double().eval(), x, 1, "lrp-epsilon-plus-flat")
+
+
+@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became 10.1 times"), (999.0, "became 999 times")])
+def test_relevance_that_grew_much_is_noted(times: float, says: str | None) -> None:
+    """The sums of magnitudes over both starts, for each class and image; the worst of them counts."""
+    start = {"a": torch.tensor([1.0, -2.0]).expand(2, 3, 2), "b": torch.tensor([-3.0]).expand(2, 3, 1)}
+    relevance = torch.tensor([1.0, -5.0]).expand(2, 3, 2).clone()
+    relevance[1, 2] *= times
+    notes = grown(start, relevance)
+    assert says in notes[0] if says else notes == ()
+
+
+def test_relevance_that_is_nothing_but_growth_is_refused() -> None:
+    relevance = torch.ones(2, 3, 1)
+    relevance[0, 0], relevance[0, 1] = torch.inf, torch.nan  # these are refused image by image, after the sweep
+    assert grown({"a": torch.ones(2, 3, 1)}, relevance) == ()
+    relevance[1, 0] = 1001.0
+    with pytest.raises(MethodError, match=r"became 1e\+03 times larger on its way: .*, so the map would be noise"):
+        grown({"a": torch.ones(2, 3, 1)}, relevance)

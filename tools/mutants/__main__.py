@@ -4,9 +4,8 @@
     python tools/mutants --only linear.py --sample 40
     python tools/mutants --again                      # also those that survived without a reason
 
-torch is imported once; each fault is tried in a fork of this process, whose import hook gives it the changed module.
-Which tests reach a line is measured first. A fault that no test notices has to stand in survivors.toml with the reason;
-tests/MUTANTS.md is the table.
+torch is imported once; each fault is tried in a fork. Which tests reach a line is measured first. A fault that no test
+notices has to stand in survivors.toml with the reason; tests/MUTANTS.md is the table.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import time
 import hypothesis
 import torch
 from faults import Mutant, mutants
+from fork import forked
 from outcomes import Rows, explained, report, write_table
 from reach import Plan, collected, measured
 from trial import Keep, Outcome, try_in_functions, try_on_import
@@ -42,17 +42,31 @@ def main() -> None:
     rows = Rows()
     reasons = explained()
     again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
-    todo = [m for m in chosen if m in again or m not in rows]
+    todo = [m for m in chosen if (m in again or m not in rows) and not args.table]
     todo.sort(key=lambda m: (m.file, m.key) in reasons)  # these take longest: all of their tests pass
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
         plan = Plan(measured(), *collected())
-        keep = _kept(rows, len(todo))
-        try_on_import([m for m in todo if plan.runs_on_import(m)], sources, plan, args.jobs, keep)
-        try_in_functions([m for m in todo if not plan.runs_on_import(m)], sources, plan, args.jobs, keep)
+        later = [m for m in todo if plan.runs_on_import(m)]
+        sooner = [m for m in todo if m not in set(later)]
+        # In a fork: what is tried later needs a process that has not imported the package.
+        _waited_for(forked(lambda: try_in_functions(sooner, sources, plan, args.jobs, _kept(rows, len(sooner))), None))
+        rows = Rows()
+        try_on_import(later, sources, plan, args.jobs, _kept(rows, len(later)))
     if args.only == [""]:
         write_table(everything, rows)
     sys.exit(report(chosen, rows))
+
+
+def _waited_for(pid: int) -> None:
+    try:
+        _, status = os.waitpid(pid, 0)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
+    if status:
+        sys.exit("stopped; the next run goes on here")
 
 
 def _kept(rows: Rows, count: int) -> Keep:
@@ -75,6 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
+    parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()
 
 
@@ -92,4 +107,7 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the next run goes on here")

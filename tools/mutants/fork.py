@@ -11,17 +11,18 @@ from pathlib import Path
 FAILED = 70  # the exit code of a fork whose function raised
 
 
-def forked(work: Callable[[], int], says: Path | str = os.devnull) -> int:
-    """Run a function in a fork, with what it says into a file; gives the fork's id."""
+def forked(work: Callable[[], int], says: Path | str | None = os.devnull) -> int:
+    """Run a function in a fork, with what it says into a file (None: as before); gives the fork's id."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     code = FAILED
     try:
-        file = os.open(says, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        for stream in (0, 1, 2):
-            os.dup2(file, stream)
+        if says is not None:
+            file = os.open(says, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for stream in (0, 1, 2):
+                os.dup2(file, stream)
         code = work()
     except BaseException:
         traceback.print_exc()

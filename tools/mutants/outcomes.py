@@ -18,9 +18,10 @@ has the kinds of faults: a swapped operator, another constant, a condition that 
 argument left out. A fault is killed when a test fails. Every fault that survives is listed below with the reason.
 
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
-A fault is tried by all tests of its own test file that reach it, and by the quickest of the others, which take
-{seconds:.0f} seconds together. Tests that were left out might kill a few more. A verdict is kept while the function
-stays as it is.
+A fault is tried by tests that reach it and take {seconds:.0f} seconds together: one for each way through the changed
+function first, those of its own test file before others. Code that runs on import is tried by the tests of its own file
+and of the registry. Tests that were left out might kill a few more. A verdict holds until its function
+changes.
 
 {state}
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, TABLES, own_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, near_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
@@ -178,6 +178,7 @@ class Plan:
         there = set(tests)
         self.reach = {test: reached for test, reached in reach.items() if test in there}
         self.imported = imported
+        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `tests_for` gave for a statement
 
     def runs_on_import(self, mutant: Mutant) -> bool:
         """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
@@ -187,7 +188,14 @@ class Plan:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault, the most promising first: all of its own test file, and others for SECONDS.
+        """The tests that reach a fault, the most promising first."""
+        at = mutant.file, mutant.line, mutant.lines, mutant.around
+        if at not in self.known:
+            self.known[at] = self._chosen(mutant)
+        return self.known[at]
+
+    def _chosen(self, mutant: Mutant) -> list[str]:
+        """Tests that reach a fault, as many as take SECONDS.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
@@ -198,19 +206,20 @@ class Plan:
         for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
             way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
             turns[test.partition("[")[0], way] += 1
-            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) != own_tests(mutant.file)
+            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) not in near_tests(mutant.file)
             ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
-        for _, elsewhere, seconds, test in sorted(ordered):
-            total += seconds * elsewhere
-            if not elsewhere or total <= SECONDS or not chosen:
+        for _, _, seconds, test in sorted(ordered):
+            if not chosen or total + seconds <= SECONDS:
                 chosen.append(test)
+                total += seconds
         return chosen
 
     def _reaching(self, mutant: Mutant) -> list[str]:
-        if self.runs_on_import(mutant):  # any test of the file may notice, and those of tables that modules write into
-            return [t for t, r in self.reach.items() if mutant.file in r["lines"] or file_of(t) in TABLES]
+        if self.runs_on_import(mutant):  # tests of the file, and of the tables that modules write into
+            near = [test for test in self.reach if file_of(test) in near_tests(mutant.file)]
+            return near or [test for test, reached in self.reach.items() if mutant.file in reached["lines"]]
         at = _lines(mutant)
         return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
 

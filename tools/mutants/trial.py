@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -44,24 +45,26 @@ def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan
         keep(mutant, outcome)
 
 
-def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> None:
-    """Faults in functions: the tests are collected here, once, and every fork runs some of them."""
+def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> int:
+    """Faults in functions: the tests are collected here, once, and every fork runs some of them. 1: interrupted."""
 
     def loop(items: Mapping[str, Any]) -> None:
         functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
         functions = [f for f in functions if f.__code__.co_filename.startswith(str(PACKAGE))]
         gc.freeze()  # or every fork copies what the garbage collector looks at
 
+        codes = {file: _codes(source, PACKAGE / file) for file, source in sources.items()}
+
         def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
-            source = sources[mutant.file]
-            replace(functions, PACKAGE / mutant.file, source, mutant.applied(source), mutant.owner)
+            changed = _codes(mutant.applied(sources[mutant.file]), PACKAGE / mutant.file)
+            replace(functions, codes[mutant.file], changed, mutant.owner)
             return _run(items, tests, answer)
 
         for mutant, outcome in _tried(todo, plan, jobs, attempt):
             keep(mutant, outcome)
 
-    if pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) == pytest.ExitCode.INTERRUPTED:
-        sys.exit("stopped; the next run goes on here")
+    ended = pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) if todo else 0
+    return int(ended == pytest.ExitCode.INTERRUPTED)
 
 
 class Collected:
@@ -175,22 +178,25 @@ class Trial:
 # ------------------------------------------------------------------------------------------------ the changed code
 
 
-def replace(functions: Sequence[FunctionType], path: Any, source: str, changed: str, owner: str) -> None:
+Codes = dict[tuple[str, int], CodeType]  # by name, and turn among those of this name
+
+
+def replace(functions: Sequence[FunctionType], old: Codes, new: Codes, owner: str) -> None:
     """Give the functions called `owner`, and those inside it, the code that a changed source has for them."""
-    old, new = (_codes(compile(text, str(path), "exec", dont_inherit=True)) for text in (source, changed))
     names = {code: name for name, code in old.items() if f"{name[0]}.".startswith(f"{owner}.")}
-    there = [f for f in functions if f.__code__ in names and f.__code__.co_filename == str(path)]
+    files = {code.co_filename for code in names}  # codes that do the same are equal, wherever they are
+    there = [f for f in functions if f.__code__ in names and f.__code__.co_filename in files]
     if not there:
-        raise LookupError(f"{owner} of {path} is not imported")
+        raise LookupError(f"{owner} is not imported")
     for function in there:
         if names[function.__code__] in new:
             function.__code__ = new[names[function.__code__]]
 
 
-def _codes(module: CodeType) -> dict[tuple[str, int], CodeType]:
-    """All code objects in a module, by their names and their turn among those of this name."""
+def _codes(source: str, path: Path) -> Codes:
+    """All code objects of a source file."""
     found, turns = {}, Counter[str]()
-    waiting = [module]
+    waiting = [compile(source, str(path), "exec", dont_inherit=True)]
     while waiting:
         code = waiting.pop(0)
         turns[code.co_qualname] += 1

@@ -29,13 +29,14 @@ from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
+    from classlens.models import LoadedModel
 
 
 def explain(
     images: Annotated[
         list[Path],
         typer.Argument(
-            metavar="IMAGE", help="Image files, or folders of images (read recursively).", show_default=False
+            metavar="IMAGE", help="Image files or scans, or folders of them (images recursively).", show_default=False
         ),
     ],
     model: ModelName = "efficientnet-lite0",
@@ -85,13 +86,15 @@ def explain(
 
         classlens explain street.jpg --model my_package:segmenter --region person --region car@40,60
 
+        classlens explain scan.nii.gz --model nodules/card.json
+
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
-    segmentation.png, the class with the most evidence at each pixel.
+    segmentation.png, the class with the most evidence at each pixel. For a volume, each map is also a NIfTI file on the
+    scan's own grid.
     """
     import classlens
     from classlens.data.images import ahead
 
-    images = _pictures(images, out)
     questions = questions_of(text, box, region, like, neuron)
     refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
@@ -101,6 +104,7 @@ def explain(
         raise ModelError(
             f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
         )
+    images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
@@ -111,7 +115,7 @@ def explain(
             try:
                 asked: dict[str, Any] = {"rather_than": rivals_of(rather_than), "trace": trace}
                 explanation = classlens.explain(loaded, read()[None], targets, method, **asked)
-                written = _save(explanation, folder, trace, multilabel)
+                written = _save(explanation, folder, trace, multilabel) + _on_scan(explanation, loaded, image, folder)
             except (ImageError, TargetError) as error:
                 if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
                     raise  # it would be repeated for every image
@@ -149,6 +153,16 @@ def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
     return found
 
 
+def _inputs(loaded: LoadedModel, paths: Sequence[Path], out: Path) -> list[Path]:
+    """The pictures in files and folders or, for a network that reads scans, the scans."""
+    from classlens.data.scans import scans_in
+    from classlens.models import ScanPreprocess
+
+    if isinstance(loaded.preprocess, ScanPreprocess):
+        return [scan for path in paths for scan in scans_in(path)]
+    return _pictures(paths, out)
+
+
 def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
     """A folder for each image, named after it; a/cat.jpg and b/cat.jpg become cat and cat-2.
 
@@ -157,7 +171,7 @@ def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
     """
     names: list[str] = []
     for image in images:
-        stem = image.stem or "image"
+        stem = Path(image.name.removesuffix(".gz")).stem or "image"
         free = (name for name in (stem, *(f"{stem}-{i}" for i in range(2, len(images) + 2))) if name not in names)
         names.append(next(free))
     return [out / name for name in names]
@@ -176,10 +190,27 @@ def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool)
     return written
 
 
+def _on_scan(explanation: Explanation, loaded: LoadedModel, image: Path, folder: Path) -> list[Path]:
+    """Write the maps of a volume as NIfTI files on the scan's own grid, if the scan says where its voxels lie."""
+    from classlens.data.scans import write_nifti
+    from classlens.models import ScanPreprocess
+    from classlens.render import stem
+
+    if not isinstance(loaded.preprocess, ScanPreprocess) or loaded.preprocess.axes != 3:
+        return []
+    scan = loaded.preprocess.read(image)
+    if scan.affine is None:
+        return []
+    maps = loaded.preprocess.back(explanation.maps[0], scan).numpy()
+    return [write_nifti(folder / f"{stem(explanation, 0, k)}.nii.gz", one, scan.affine) for k, one in enumerate(maps)]
+
+
 def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
     from classlens import render
     from classlens.evaluate.tests.segmentation import label_map
 
+    if explanation.maps.dim() != 4:
+        raise ImageError("a volume has no segmentation figure; explain it without --multilabel, with --class or --top")
     labels = label_map(explanation.maps[0].float().cpu().numpy(), explanation.signed)
     return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))
 

@@ -59,11 +59,11 @@ def _picture(source: Any) -> Any:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """One batch of images (C,H,W), or of batches."""
+    """One batch of images (C,H,W), or of batches (B,C,H,W); of volumes only batches, (B,C,D,H,W)."""
     shapes = {tuple(t.shape) for t in tensors}
     if len(shapes) > 1:
         raise ImageError(
             f"the images have different shapes ({', '.join(map(str, sorted(shapes)))}); explain them apart"
         )
     (shape,) = shapes
-    return torch.cat(list(tensors)) if len(shape) == 4 else torch.stack(list(tensors))
+    return torch.cat(list(tensors)) if len(shape) >= 4 else torch.stack(list(tensors))

@@ -93,13 +93,22 @@ def to_image(tensor: Tensor) -> Image.Image:
 
 
 def rescaled(images: Tensor) -> Tensor:
-    """(..., 3, H, W) from each image's own range to [0, 1], for drawing an input whose preprocessing is unknown."""
-    low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
+    """(B,C,*size) or (C,H,W) from each image's own range to [0, 1], to draw an input whose preprocessing is unknown.
+
+    Channels that are not red, green and blue become grey: their mean.
+    """
+    channel = 0 if images.ndim == 3 else 1
+    if images.shape[channel] != 3:
+        images = images.mean(channel, keepdim=True).repeat_interleave(3, channel)
+    axes = tuple(range(channel, images.ndim))
+    low, high = images.amin(axes, keepdim=True), images.amax(axes, keepdim=True)
     return (images - low) / (high - low).clamp(min=1e-12)
 
 
 def check_batch(images: Tensor) -> Tensor:
     """Return the images unchanged if they are a valid network input: (B, C, H, W), floating point, finite.
+
+    Volumes and videos are (B, C, D, H, W): D is the depth, or the number of frames.
 
     >>> check_batch(torch.zeros(3, 224, 224))
     Traceback (most recent call last):
@@ -110,8 +119,11 @@ def check_batch(images: Tensor) -> Tensor:
     shape = tuple(images.shape)
     if images.ndim == 3:
         raise ImageError(f"expected a batch (B, C, H, W), got {shape}: add [None] for one image")
-    if images.ndim != 4:
-        raise ImageError(f"expected a batch (B, C, H, W), got {images.ndim} dimensions {shape}: reshape it")
+    if images.ndim not in (4, 5):
+        raise ImageError(
+            f"expected a batch (B, C, H, W), or (B, C, D, H, W) for volumes and videos, "
+            f"got {images.ndim} dimensions {shape}: reshape it"
+        )
     if not images.is_floating_point():
         raise ImageError(f"expected preprocessed floating-point images, got {images.dtype}: preprocess them first")
     if 0 in shape:

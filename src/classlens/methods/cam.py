@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,34 +11,34 @@ from torch import Tensor
 from classlens.core.rules.generic import divide
 from classlens.errors import MethodError
 from classlens.methods.featuremaps import chosen_maps
+from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, is_release, method
 
-Weigh = Callable[[Tensor, Tensor], Tensor]  # features (B,C,h,w), gradients (K,B,C,h,w) -> maps (K,B,1,h,w)
+Weigh = Callable[[Tensor, Tensor], Tensor]  # features (B,C,*places), gradients (K,B,C,*places) -> (K,B,1,*places)
 
 
-def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(K,B,1,h,w) -> (B,K,H,W), bilinear."""
-    flat = F.interpolate(maps.flatten(0, 1), size=size, mode="bilinear", align_corners=False)
-    return flat.reshape(*maps.shape[:2], *size).transpose(0, 1)
+def on_image(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """(K,B,1,*places) -> (B,K,*size), linear along each axis."""
+    return enlarged(maps.flatten(0, 1), size).reshape(*maps.shape[:2], *size).transpose(0, 1)
 
 
 def weighted_by_mean_gradient(features: Tensor, gradients: Tensor) -> Tensor:
-    """Grad-CAM, Eqs. 1 and 2: (sum_c x_c mean(gradient_c))+, (K,B,1,h,w)."""
-    weights = gradients.mean((-2, -1), keepdim=True)
+    """Grad-CAM, Eqs. 1 and 2: (sum_c x_c mean(gradient_c))+, (K,B,1,*places)."""
+    weights = gradients.mean(tuple(range(3, gradients.dim())), keepdim=True)
     return (weights * features).sum(2, keepdim=True).clamp(min=0)
 
 
 def weighted_by_each_gradient(features: Tensor, gradients: Tensor) -> Tensor:
-    """LayerCAM, Eqs. 5 and 6: (sum_c x_c gradient_c+)+, (K,B,1,h,w)."""
+    """LayerCAM, Eqs. 5 and 6: (sum_c x_c gradient_c+)+, (K,B,1,*places)."""
     return (features * gradients.clamp(min=0)).sum(2, keepdim=True).clamp(min=0)
 
 
 def shown(case: Case, starts: Tensor, layer: str | None, shallower: int, weigh: Weigh) -> Result:
     """The weighted feature maps, enlarged to the image. A position that a target does not read shows nothing."""
-    size = (case.images.shape[2], case.images.shape[3])
+    size = case.images.shape[2:]
     maps, notes = torch.zeros(()), []
     for seen in chosen_maps(case, starts, layer, shallower):
-        found = enlarged(weigh(seen.features, seen.gradients) * (seen.gradients != 0).any(2, keepdim=True), size)
+        found = on_image(weigh(seen.features, seen.gradients) * (seen.gradients != 0).any(2, keepdim=True), size)
         if seen.pairs is None:
             return Result(found)
         maps = maps.to(found).expand_as(found).clone() if maps.dim() == 0 else maps
@@ -64,7 +64,7 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
 
     def weigh(features: Tensor, gradients: Tensor) -> Tensor:
         cam = weighted_by_mean_gradient(features, gradients)
-        return divide(cam, cam.amax((-2, -1), keepdim=True)) if released else cam
+        return divide(cam, cam.amax(tuple(range(3, cam.dim())), keepdim=True)) if released else cam
 
     return shown(case, case.directions(), layer, shallower, weigh)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.methods.inputs import above_zero, generator, whole
+from classlens.methods.places import enlarged, filtered_along
 from classlens.methods.registry import Case, Result, method
 
 
 def _for_each_class(case: Case, maps: Tensor) -> Result:
-    """(B or 1,H,W) -> (B,K,H,W): the same map for every class."""
+    """(B or 1,*size) -> (B,K,*size): the same map for every class."""
     return Result(maps[:, None].expand(*case.targets.shape, *maps.shape[1:]).to(case.images).clone())
 
 
@@ -21,13 +21,12 @@ def _for_each_class(case: Case, maps: Tensor) -> Result:
 )  # fmt: skip
 def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
     """White noise; with `cells=7`, noise on a 7x7 grid, enlarged: as smooth as a class activation map."""
-    height, width = case.images.shape[2:]
+    size = case.images.shape[2:]
     source = generator(seed)
     if cells is None:
-        return _for_each_class(case, torch.randn(1, height, width, generator=source))
+        return _for_each_class(case, torch.randn(1, *size, generator=source))
     whole(1, cells=cells)
-    coarse = torch.randn(1, 1, cells, cells, generator=source)
-    return _for_each_class(case, F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)[0])
+    return _for_each_class(case, enlarged(torch.randn(1, 1, *[cells] * len(size), generator=source), size)[0])
 
 
 @method(
@@ -35,13 +34,13 @@ def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
     class_specific=False, signed=False, conserves=False, scalars=True, layers=False, paper="a control, not published",
 )  # fmt: skip
 def centre(case: Case, sigma: float = 0.25) -> Result:
-    """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the image."""
+    """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the image; of a volume, three axes."""
     above_zero(sigma=sigma)
-    v, u = (
+    bumps = [
         torch.exp(-(((torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5) ** 2) / (2 * sigma**2))
         for side in case.images.shape[2:]
-    )
-    return _for_each_class(case, (v[:, None] * u)[None])
+    ]
+    return _for_each_class(case, torch.stack(torch.meshgrid(*bumps, indexing="ij")).prod(0)[None])
 
 
 @method(
@@ -53,7 +52,8 @@ def sobel(case: Case) -> Result:
     """Length of the Sobel gradient over all colours; the border is replicated, so that it is not an edge."""
     images = case.images.detach()
     smooth, slope = images.new_tensor([1.0, 2.0, 1.0]) / 4, images.new_tensor([-1.0, 0.0, 1.0]) / 2
-    kernels = torch.stack([smooth[:, None] * slope, slope[:, None] * smooth])[:, None]  # (2,1,3,3): across, down
-    flat = F.pad(images.flatten(0, 1)[:, None], (1, 1, 1, 1), mode="replicate")
-    edges = F.conv2d(flat, kernels).reshape(len(images), -1, *images.shape[2:])  # (B, colours * 2, H, W)
-    return _for_each_class(case, edges.square().sum(1).sqrt())
+    axes = range(images.dim() - 2)
+    edges = [
+        filtered_along(images, [slope if other == axis else smooth for other in axes], "replicate") for axis in axes
+    ]
+    return _for_each_class(case, torch.cat(edges, 1).square().sum(1).sqrt())

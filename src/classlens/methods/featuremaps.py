@@ -9,7 +9,7 @@ it reads every position or, if there is none, the coarsest map: usually the end 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,10 +21,10 @@ from classlens.core.names import near
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
+from classlens.methods.places import convolution
 from classlens.methods.registry import Case
 
 _AVERAGES = of_kind(Kind.AVERAGE_POOL)
-_READ_MAPS = ("conv2d", "conv_transpose2d", "interpolate")  # operations whose input is (B,C,h,w)
 _MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens besides the patches
 
 
@@ -33,12 +33,12 @@ class FeatureMap:
     """A recorded value and how to read it as a map."""
 
     value: Value
-    as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, h, w)
+    as_map: Callable[[Tensor], Tensor]  # (..., *shape without batch) -> (..., C, *places)
     above: int  # weight layers between it and the logits
 
     def places(self) -> int:
         """The number of its positions."""
-        return math.prod(self.as_map(self.value.tensor).shape[-2:])
+        return math.prod(self.as_map(self.value.tensor).shape[2:])
 
 
 def spatial_cuts(tape: Tape) -> list[FeatureMap]:
@@ -61,41 +61,47 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
 
 
 def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
-    """A value read as (B,C,h,w), (B,h,w,C) or tokens (B,n,C), whichever it is; None if it has no positions."""
+    """A value read as (B,C,*places), (B,*places,C) or tokens (B,n,C), whichever it is; None without positions.
+
+    Places are (h,w) or, in a network for volumes or videos, (d,h,w).
+    """
     shape = value.shape
-    if len(shape) == 4:
-        last = _unlike(tape, shape[1:3]) < _unlike(tape, shape[2:4])  # decided by the aspect ratio of the image
-        if math.prod(shape[1:3] if last else shape[2:4]) > 1:
-            return FeatureMap(value, _channels_last if last else _channels_first, above)
+    if len(shape) == len(tape.image.shape):
+        last = _unlike(tape, shape[1:-1]) < _unlike(tape, shape[2:])  # decided by the aspect ratio of the image
+        if math.prod(shape[1:-1] if last else shape[2:]) > 1:
+            return FeatureMap(value, _channels_last(len(shape) - 2) if last else _channels_first, above)
     if len(shape) == 3:
-        for height, width in _grids(tape, shape[2]):
-            extra = shape[1] - height * width
+        for grid in _grids(tape, shape[2]):
+            extra = shape[1] - math.prod(grid)
             if 0 <= extra <= _MOST_EXTRA_TOKENS:
-                return FeatureMap(value, _tokens(extra, height, width), above)
+                return FeatureMap(value, _tokens(extra, grid), above)
     return None
 
 
-def _unlike(tape: Tape, sides: tuple[int, ...]) -> float:
-    height, width = tape.image.shape[2:]
-    return abs(math.log(sides[0] / sides[1] * width / height))
+def _unlike(tape: Tape, sides: Sequence[int]) -> float:
+    """How much the axes differ in their ratio to the image; an axis of the image with one position does not count."""
+    pairs = zip(sides, tape.image.shape[2:], strict=True)
+    ratios = [math.log(own / side) for own, side in pairs if side > 1]
+    return max(ratios, default=0.0) - min(ratios, default=0.0)
 
 
-def _grids(tape: Tape, channels: int) -> list[tuple[int, int]]:
+def _grids(tape: Tape, channels: int) -> list[tuple[int, ...]]:
     """Sizes of the convolutional maps with this many channels: where patches became tokens."""
-    maps = [n.outputs[0].shape for n in tape.nodes if n.op == "conv2d" and n.outputs[0].shape[1] == channels]
-    return [(shape[2], shape[3]) for shape in maps if shape[2] * shape[3] > 1]
+    op = convolution(tape)
+    maps = [n.outputs[0].shape for n in tape.nodes if n.op == op and n.outputs[0].shape[1] == channels]
+    return [tuple(shape[2:]) for shape in maps if math.prod(shape[2:]) > 1]
 
 
 def _channels_first(t: Tensor) -> Tensor:
     return t
 
 
-def _channels_last(t: Tensor) -> Tensor:
-    return t.movedim(-1, -3)
+def _channels_last(axes: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.movedim(-1, -1 - axes)
 
 
-def _tokens(extra: int, height: int, width: int) -> Callable[[Tensor], Tensor]:
-    return lambda t: t[..., extra:, :].mT.reshape(*t.shape[:-2], t.shape[-1], height, width)
+def _tokens(extra: int, grid: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda t: t[..., extra:, :].mT.reshape(*t.shape[:-2], t.shape[-1], *grid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +109,8 @@ class Seen:
     """A feature map for some of the targets: its values and the gradients of these targets there."""
 
     pairs: list[tuple[int, int]] | None  # (k, image) of the targets; None: all of them
-    features: Tensor  # (B,C,h,w)
-    gradients: Tensor  # (K,B,C,h,w)
+    features: Tensor  # (B,C,*places)
+    gradients: Tensor  # (K,B,C,*places)
     note: str = ""
 
 
@@ -179,7 +185,7 @@ def _earlier(case: Case, cotangents: Tensor, pairs: list[tuple[int, int]], shall
             size = "x".join(map(str, seen.features.shape[2:]))
             part = "" if read[best] == 1 else f", of which it reads {100 * read[best]:.2g} %"
             yield Seen(
-                [(k, image)], seen.features, seen.gradients.expand(len(cotangents), -1, -1, -1, -1),
+                [(k, image)], seen.features, seen.gradients.expand(len(cotangents), *seen.gradients.shape[1:]),
                 f"the target reads a part of the last feature map; shown is an earlier one, {size}{part}",
             )  # fmt: skip
 
@@ -190,10 +196,11 @@ def all_maps(tape: Tape) -> list[FeatureMap]:
     With no weight layer above it, a map is the network's own output: logits for each pixel or query.
     """
     found = {cut.value: cut for cut in spatial_cuts(tape) if cut.above}
+    read_maps = convolution(tape), convolution(tape, transposed=True), "interpolate"
     above, depth = 0, {value: i for i, node in enumerate(tape.nodes) for value in node.outputs}
     for node in reversed(tape.nodes):
         above += node.op in LINEAR_OPS
-        value = node.arguments()["input"] if above and node.op in _READ_MAPS else None
+        value = node.arguments()["input"] if above and node.op in read_maps else None
         if value in depth and math.prod(value.shape[2:]) > 1 and tape.producer[value].op not in _AVERAGES:
             found.setdefault(value, FeatureMap(value, _channels_first, above))
     return sorted(found.values(), key=lambda one: -depth[one.value])

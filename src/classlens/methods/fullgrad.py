@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture import Axis, Node, Value, folded, image_index
@@ -13,6 +12,7 @@ from classlens.core.capture.fold import batchnorm_affine
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.linear import linear_map
 from classlens.errors import UnsupportedOp
+from classlens.methods.places import enlarged
 from classlens.methods.registry import Balance, Case, Result, is_release, method, total
 
 
@@ -50,14 +50,14 @@ def fullgrad(case: Case, variant: str = "default") -> Result:
     biased = [(node.outputs[0], bias) for node in tape.nodes if (bias := bias_of(node)) is not None]
     start = case.directions()
     gradients = tape.gradients(start, [tape.image, *(value for value, _ in biased)])
-    axes, size = image_index(tape), (case.images.shape[2], case.images.shape[3])
+    axes, size = image_index(tape), case.images.shape[2:]
     direct = gradients[tape.image] * tape.image.tensor
-    maps = spread(direct).sum(2)  # (K,B,H,W)
+    maps = spread(direct).sum(2)  # (K,B,*size)
     explained = total(direct)
     for value, bias in biased:
         share = _images_first(axes, value, gradients[value] * bias, len(case.images))
         explained = explained + total(share)
-        if len(value.shape) == 4 or with_dense:
+        if len(value.shape) == 2 + len(size) or with_dense:
             maps = maps + _as_map(spread(share), size)
     logit = total(start * case.tape.logits).T
     balance = Balance(logit, explained.T, torch.zeros_like(logit), logit.abs())
@@ -72,9 +72,8 @@ def _images_first(axes: Mapping[Value, Axis], value: Value, share: Tensor, image
     return found.squeeze(2) if found.shape[2] == 1 else found.flatten(2)
 
 
-def _as_map(share: Tensor, size: tuple[int, int]) -> Tensor:
+def _as_map(share: Tensor, size: Sequence[int]) -> Tensor:
     """The share of a bias, summed over channels and upsampled; a share without positions is spread evenly."""
-    if share.dim() != 5:
-        return share.flatten(2).sum(2)[:, :, None, None].expand(*share.shape[:2], *size)
-    summed = share.sum(2).flatten(0, 1)[:, None]
-    return F.interpolate(summed, size=size, mode="bilinear", align_corners=False).reshape(*share.shape[:2], *size)
+    if share.dim() != 3 + len(size):
+        return share.flatten(2).sum(2).reshape(*share.shape[:2], *[1] * len(size)).expand(*share.shape[:2], *size)
+    return enlarged(share.sum(2).flatten(0, 1)[:, None], size).reshape(*share.shape[:2], *size)

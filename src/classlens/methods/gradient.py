@@ -175,7 +175,8 @@ def smoothgrad(case: Case, samples: int = 50, noise: float = 0.15, seed: int = 0
     """
     whole(1, samples=samples)
     images, source = case.images.detach(), generator(seed)
-    spread = images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True)
+    axes = tuple(range(1, images.dim()))
+    spread = images.amax(axes, keepdim=True) - images.amin(axes, keepdim=True)
     deviation = (4 / spread) ** 2 if is_release(variant) else noise * spread
     draws = (deviation * normal_noise(images, source) for _ in range(samples))
     return of_colours(smoothed(case, draws, samples).abs())

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture import GradientsStayOn, Reading, outputs_at
 from classlens.errors import MethodError
+from classlens.methods.places import filtered_along, shortest_side
 from classlens.methods.registry import Case
 
 Baseline = str | float | Tensor
@@ -82,7 +82,7 @@ def normal_noise(images: Tensor, source: torch.Generator) -> Tensor:
 
 
 def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
-    """(B,C,H,W) smoothed by a Gaussian of `sigma` pixels; the border is replicated."""
+    """(B,C,*size) smoothed by a Gaussian of `sigma` pixels; the border is replicated."""
     if sigma <= 0:
         return pictures
     radius = math.ceil(3 * sigma)
@@ -91,13 +91,15 @@ def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
 
 
 def filtered(pictures: Tensor, kernel: Tensor, border: str) -> Tensor:
-    """(B,C,H,W) filtered by an odd `kernel` down and across; `border` is a mode of `torch.nn.functional.pad`.
+    """(B,C,*size) filtered by an odd `kernel` along each axis; `border` is a mode of `torch.nn.functional.pad`.
 
     >>> filtered(pictures, torch.tensor([0.25, 0.5, 0.25]), "reflect")
     """
-    flat = F.pad(pictures.reshape(-1, 1, *pictures.shape[2:]), (len(kernel) // 2,) * 4, mode=border)
-    flat = F.conv2d(F.conv2d(flat, kernel[None, None, :, None]), kernel[None, None, None, :])
-    return flat.reshape(pictures.shape)
+    return filtered_along(pictures, [kernel] * (pictures.dim() - 2), border)
+
+
+def _sides(images: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, images.dim()))
 
 
 def _zero(images: Tensor, _: int) -> Tensor:
@@ -105,15 +107,15 @@ def _zero(images: Tensor, _: int) -> Tensor:
 
 
 def _dark(images: Tensor, _: int) -> Tensor:
-    return images.amin((2, 3), keepdim=True).expand_as(images)
+    return images.amin(_sides(images), keepdim=True).expand_as(images)
 
 
 def _blur(images: Tensor, _: int) -> Tensor:
-    return gaussian_blur(images, min(images.shape[2:]) / 8)
+    return gaussian_blur(images, shortest_side(images) / 8)
 
 
 def _noise(images: Tensor, seed: int) -> Tensor:
-    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    low, high = images.amin(_sides(images), keepdim=True), images.amax(_sides(images), keepdim=True)
     return low + (high - low) * torch.rand(images.shape[1:], generator=generator(seed)).to(images)
 
 

@@ -15,12 +15,18 @@ from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
 from classlens.errors import MethodError
+from classlens.methods.places import convolution
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
 # Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
-RELEASED_SUMS = "add", "mean", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"  # of the released code
+# Of the released code, which has those for images only.
+RELEASED_SUMS = (
+    "add",
+    "mean",
+    *(f"{pool}{n}d" for n in (2, 3) for pool in ("max_pool", "avg_pool", "adaptive_avg_pool")),
+)
 _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 
@@ -93,7 +99,7 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
 
 
 def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
-    """(C, h, w) of the feature map that was flattened into `value`, or None."""
+    """(C, *places) of the feature map that was flattened into `value`, or None."""
     node = tape.producer.get(value)
     while node is not None and node.op in _COPIES:
         value = node.inputs[0]
@@ -101,12 +107,13 @@ def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
     if node is None or node.op not in _RESHAPES or value.tensor.dim() != 2:
         return None
     source = node.inputs[0].shape
-    return tuple(source[1:]) if len(source) == 4 and source[2] * source[3] > 1 else None
+    is_map = len(source) == len(tape.image.shape) and math.prod(source[2:]) > 1
+    return tuple(source[1:]) if is_map else None
 
 
-def is_spatial_conv(node: Node) -> bool:
-    """A 2-D convolution whose kernel is larger than 1x1."""
-    return node.op == "conv2d" and any(k > 1 for k in linear_map(node).kernel)
+def is_spatial_conv(tape: Tape, node: Node) -> bool:
+    """A convolution over the positions of the image whose kernel is larger than 1x1."""
+    return node.op == convolution(tape) and any(k > 1 for k in linear_map(node).kernel)
 
 
 def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tensor:
@@ -150,7 +157,7 @@ def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...
 
     Windows of patches are not such a grid: there the images are cut up along the batch axis.
     """
-    sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == "conv2d"]
+    sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == convolution(tape)]
     grids = {math.prod(size): size for size in sizes}
     images = tape.image.shape[0]
 
@@ -170,8 +177,8 @@ def as_map(tokens: Tensor) -> Tensor:
 
 
 def over_places(share: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Relevance (K,B,C,H,W) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,H,W)."""
-    if share.dim() == 5:
+    """Relevance (K,B,C,*places) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,*places)."""
+    if share.dim() > 4:
         return share.sum(2)
     places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # after the class token and registers
     return places

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from classlens.core.targets import scores
 from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
+from classlens.methods.places import enlarged, shortest_side
 from classlens.methods.registry import Case, Result, method
 from classlens.progress import ticker, track
 
@@ -27,15 +29,14 @@ def probability(logits: Tensor, targets: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- RISE
 
 
-def rise_masks(size: tuple[int, int], count: int, cells: int, keep: float, source: torch.Generator) -> Iterator[Tensor]:
-    """`count` masks (H,W) in [0,1]: a coarse random grid, upsampled and cropped at a random offset."""
+def rise_masks(size: Sequence[int], count: int, cells: int, keep: float, source: torch.Generator) -> Iterator[Tensor]:
+    """`count` masks (*size) in [0,1]: a coarse random grid, upsampled and cropped at a random offset."""
     cell = [math.ceil(side / cells) for side in size]
     whole = [(cells + 1) * c for c in cell]
     for _ in range(count):
-        grid = (torch.rand(1, 1, cells, cells, generator=source) < keep).float()
-        top, left = (int(torch.randint(c, (), generator=source)) for c in cell)
-        large = F.interpolate(grid, size=whole, mode="bilinear", align_corners=False)[0, 0]
-        yield large[top : top + size[0], left : left + size[1]]
+        grid = (torch.rand(1, 1, *[cells] * len(size), generator=source) < keep).float()
+        begin = [int(torch.randint(c, (), generator=source)) for c in cell]
+        yield enlarged(grid, whole)[0, 0][_window(begin, size)]
 
 
 @method(
@@ -50,9 +51,9 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
     """
     whole(1, n_masks=n_masks, cells=cells)
     above_zero(keep=keep)
-    images, (height, width) = case.images.detach(), case.images.shape[2:]
-    masks = rise_masks((height, width), n_masks, cells, keep, generator(seed))
-    total = torch.zeros(*case.targets.shape, height, width, dtype=precise(images), device=images.device)
+    images, size = case.images.detach(), case.images.shape[2:]
+    masks = rise_masks(size, n_masks, cells, keep, generator(seed))
+    total = torch.zeros(*case.targets.shape, *size, dtype=precise(images), device=images.device)
     with torch.no_grad():
         for begin in track(range(0, n_masks, _TOGETHER), math.ceil(n_masks / _TOGETHER), "rise"):
             some = torch.stack([next(masks) for _ in range(min(_TOGETHER, n_masks - begin))]).to(total)
@@ -61,7 +62,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
                 masked = (image * some[:, None]).to(images.dtype)
                 logits = logits_at(case, masked).to(total.dtype)
                 left = scores(logits, targets.expand(len(some), -1), case.scalars, probability)  # (n,K)
-                total[row] += torch.einsum("nk,nhw->khw", left, some)
+                total[row] += torch.einsum("nk,n...->k...", left, some)
     return Result(total / (n_masks * keep))
 
 
@@ -84,19 +85,19 @@ def meaningful_perturbation(
     """
     whole(1, steps=steps, cell=cell)
     whole(0, jitter=jitter)
-    height, width = case.images.shape[2:]
-    settings = Settings(rate, area, variation, cell, min(height, width) / _PAPER_SIDE)
+    size = case.images.shape[2:]
+    settings = Settings(rate, area, variation, cell, shortest_side(case.images) / _PAPER_SIDE)
     reach = round(jitter * settings.scale)
-    shifts = torch.randint(reach + 1, (steps, 2), generator=generator(seed)).tolist()
+    shifts = torch.randint(reach + 1, (steps, len(size)), generator=generator(seed)).tolist()
     tick = ticker(steps * case.targets.numel(), "meaningful-perturbation")
     # One mask at a time: hundreds of steps would amplify the rounding differences between a batch and one image.
     with torch.inference_mode(False), torch.enable_grad():
         removed = [
             1 - best_mask(case, image, target.reshape(1, 1), shifts, settings, tick)
-            for image, targets in zip(case.images.detach().clone().split(1), case.targets, strict=True)
+            for image, targets in zip(case.images.detach().split(1), case.targets, strict=True)
             for target in targets
         ]
-    return Result(torch.cat(removed).clamp(min=0).reshape(*case.targets.shape, height, width))
+    return Result(torch.cat(removed).clamp(min=0).reshape(*case.targets.shape, *size))
 
 
 @dataclass(frozen=True)
@@ -113,17 +114,17 @@ class Settings:
 def best_mask(
     case: Case, image: Tensor, target: Tensor, shifts: list[list[int]], settings: Settings, tick: Callable[[], None]
 ) -> Tensor:
-    """(1,1,H,W): 1 where the image (1,C,H,W) is kept, 0 where it is blurred."""
-    height, width = image.shape[2:]
+    """(1,1,*size): 1 where the image (1,C,*size) is kept, 0 where it is blurred."""
+    size = image.shape[2:]
     reach = max(max(shift) for shift in shifts)
     sharp, blurred = (_wider(t, reach) for t in (image, gaussian_blur(image, 10 * settings.scale)))
-    rows, columns = (max(1, side // settings.cell) for side in (height, width))
-    mask = torch.ones(1, 1, rows, columns, dtype=precise(image), device=image.device)
+    cells = [max(1, side // settings.cell) for side in size]
+    mask = torch.ones(1, 1, *cells, dtype=precise(image), device=image.device)
     descent = Adam(settings.rate)
-    for top, left in shifts:
-        window = (..., slice(top, top + height), slice(left, left + width))
+    for shift in shifts:
+        window: tuple[Any, ...] = (..., *_window(shift, size))
         leaf = mask.clone().requires_grad_()
-        large = enlarged_mask(leaf, (height, width), 5 * settings.scale)
+        large = enlarged_mask(leaf, size, 5 * settings.scale)
         mixed = large * sharp[window] + (1 - large) * blurred[window]
         logits = logits_at(case, mixed.to(image.dtype)).to(mask.dtype)
         case.tape.check_gradients()
@@ -133,7 +134,7 @@ def best_mask(
             gradient = torch.autograd.grad(loss, leaf)
         mask = (mask + descent.step(*gradient)).clamp(0, 1)
         tick()
-    return enlarged_mask(mask, (height, width), 5 * settings.scale)
+    return enlarged_mask(mask, size, 5 * settings.scale)
 
 
 @dataclass
@@ -154,15 +155,19 @@ class Adam:
         return -self.rate * mean / (square.sqrt() + 1e-8)
 
 
-def enlarged_mask(mask: Tensor, size: tuple[int, int], sigma: float) -> Tensor:
-    """(N,1,h,w) -> (N,1,H,W), bilinear, then smoothed."""
-    return gaussian_blur(F.interpolate(mask, size=size, mode="bilinear", align_corners=False), sigma)
+def enlarged_mask(mask: Tensor, size: Sequence[int], sigma: float) -> Tensor:
+    """(N,1,*cells) -> (N,1,*size), linear, then smoothed."""
+    return gaussian_blur(enlarged(mask, size), sigma)
 
 
 def total_variation(mask: Tensor, power: float = 3.0) -> Tensor:
     """sum over neighbours of |difference|^power."""
-    return (mask.diff(dim=-1).abs() ** power).sum() + (mask.diff(dim=-2).abs() ** power).sum()
+    return torch.stack([(mask.diff(dim=axis).abs() ** power).sum() for axis in range(2, mask.dim())]).sum()
 
 
 def _wider(pictures: Tensor, by: int) -> Tensor:
-    return F.pad(pictures, (0, by, 0, by), mode="replicate")
+    return F.pad(pictures, (0, by) * (pictures.dim() - 2), mode="replicate")
+
+
+def _window(begin: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(at, at + side) for at, side in zip(begin, size, strict=True))

@@ -12,7 +12,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,10 +118,10 @@ class Method:
     signed: bool  # negative values mean evidence against the class
     conserves: bool  # on ReLU-like networks the map sums to the starting relevance, minus what the report says
     paper: str
-    options: tuple[str, ...] = field(default=())
-    scalars: bool = False  # also explains other functions of the logits: a callable, a contrast
-    layers: bool = True  # uses the layers of the network; otherwise image and logits are enough
-    contrastive: bool = False  # always contrasts the class with others, by construction
+    options: tuple[str, ...]
+    scalars: bool  # also explains other functions of the logits: a callable, a contrast
+    layers: bool  # uses the layers of the network; otherwise image and logits are enough
+    contrastive: bool  # always contrasts the class with others, by construction
 
     @property
     def locates(self) -> bool:

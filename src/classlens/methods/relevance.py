@@ -199,7 +199,7 @@ def _contrast(case: Case, target: Tensor, rest: Tensor, variant: str) -> Result:
     """LRP from the target minus LRP from the rest, scaled to the same total."""
     relevance, _ = sweep(case, {case.tape.output: torch.cat([target, rest])}, _lrp(1.0, variant))
     of_target, of_rest = relevance.chunk(2)
-    axes = (2, 3, 4)
+    axes = tuple(range(2, relevance.dim()))
     totals = (r.sum(axes, keepdim=True, dtype=torch.float64) for r in (of_target, of_rest))
     difference = of_target - of_rest * divide(*totals).to(of_rest)
     return of_colours(difference)

@@ -4,6 +4,9 @@ from classlens.models.cards import write_card
 from classlens.models.loaded import LoadedModel
 from classlens.models.loading import DEFAULT, KINDS, MODELS, load
 from classlens.models.preprocess import Preprocess
+from classlens.models.scans import ScanPreprocess
 from classlens.models.sources import ModelInfo
 
-__all__ = ["DEFAULT", "KINDS", "MODELS", "LoadedModel", "ModelInfo", "Preprocess", "load", "write_card"]
+__all__ = [
+    "DEFAULT", "KINDS", "MODELS", "LoadedModel", "ModelInfo", "Preprocess", "ScanPreprocess", "load", "write_card",
+]  # fmt: skip

@@ -6,7 +6,7 @@ A folder with `card.json` and `model.safetensors` is all that `load` needs:
       "architecture": "torchvision:resnet50",      any name that `load` accepts, except a card
       "weights": "model.safetensors",              relative to the card; "default"; or null (random)
       "labels": ["cat", "dog"],                    or "imagenet", or null
-      "preprocess": {"resize": 256, "crop": 224},  the fields of `Preprocess`
+      "preprocess": {"resize": 256, "crop": 224},  the fields of `Preprocess`; for scans, of `ScanPreprocess`
       "overrides": {                               optional: changed settings of the architecture
         "layer2.0.conv1.stride": [2, 2],           one attribute of one module
         "*BatchNorm2d.eps": 0.001                  an attribute of all modules of a class
@@ -40,6 +40,7 @@ from classlens.files import creating, replacing, write_text
 from classlens.models._text import reason
 from classlens.models.heads import Head
 from classlens.models.preprocess import Preprocess
+from classlens.models.scans import preprocess_from_json
 
 Number: TypeAlias = bool | int | float
 Override: TypeAlias = Number | Sequence[Number]
@@ -183,7 +184,7 @@ def _card(data: Any, folder: Path) -> Card:
         architecture=data["architecture"],
         weights=folder / weights if weights not in (None, "default") else weights,
         labels=_labels_from_json(data["labels"]),
-        preprocess=Preprocess.from_json(data["preprocess"]),
+        preprocess=preprocess_from_json(data["preprocess"]),
         overrides=overrides,
         head=Head.from_json(data["head"]) if "head" in data else None,
         multilabel=data.get("multilabel", False),

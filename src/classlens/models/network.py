@@ -16,11 +16,11 @@ from classlens.core.capture import Tape, home, pick_output, placed, record, unwr
 from classlens.errors import ModelError
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
+from classlens.models.scans import ScanPreprocess
 
 # glibc takes blocks above 32 MB from the system anew each time, and every page is then touched for the first time:
 # a forward of EfficientNet-Lite0 costs four times as much an image in a batch of 64 as in one of 4 (measured).
 _REUSED_BLOCK = 32 * 2**20
-_DEFAULT_SIDE = 224
 
 
 class Network:
@@ -33,6 +33,8 @@ class Network:
     """
 
     def __init__(self, loaded: LoadedModel, frame: str = "model") -> None:
+        if isinstance(loaded.preprocess, ScanPreprocess):
+            raise ModelError(f"{loaded.name} reads scans, not photos: only explain and compare work with it")
         self.module = unwrap(loaded.model)
         self.preprocess = framed(loaded.preprocess, frame)
         self.labels = loaded.labels
@@ -77,8 +79,8 @@ def framed(preprocess: Preprocess, frame: str) -> Preprocess:
 
 def input_size(preprocess: Preprocess) -> tuple[int, int]:
     """(height, width) of what the preprocessing gives."""
-    size = preprocess.crop or preprocess.resize or _DEFAULT_SIDE
-    return (size, size) if isinstance(size, int) else size
+    _, height, width = preprocess.shape
+    return height, width
 
 
 def fingerprint(loaded: LoadedModel) -> str:

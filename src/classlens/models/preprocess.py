@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+_DEFAULT_SIDE = 224  # of an input, if neither crop nor resize says it
 _FITS = ("squash", "cover", "contain")
 
 
@@ -51,14 +52,14 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         for name, size in (("resize", self.resize), ("crop", self.crop)):
-            _check(_is_size(size), name, size, "a positive int, two of them (height, width), or null")
+            check(_is_size(size), name, size, "a positive int, two of them (height, width), or null")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            _check(_is_numbers(values, 3), name, values, "three numbers")
-        _check(all(value > 0 for value in self.std), "std", self.std, "three numbers above 0")
+            check(is_numbers(values, 3), name, values, "three numbers")
+        check(all(value > 0 for value in self.std), "std", self.std, "three numbers above 0")
         known = ", ".join(INTERPOLATIONS)
-        _check(self.interpolation in INTERPOLATIONS, "interpolation", self.interpolation, f"one of {known}")
-        _check(self.fit in _FITS, "fit", self.fit, f"one of {', '.join(_FITS)}")
-        _check(_is_numbers(self.fill, len(self.mean), 1), "fill", self.fill, "a grey value or three colours")
+        check(self.interpolation in INTERPOLATIONS, "interpolation", self.interpolation, f"one of {known}")
+        check(self.fit in _FITS, "fit", self.fit, f"one of {', '.join(_FITS)}")
+        check(is_numbers(self.fill, len(self.mean), 1), "fill", self.fill, "a grey value or three colours")
 
     def __call__(self, source: ImageSource) -> Tensor:
         """The network input (3, H, W) for an image or an image file."""
@@ -90,6 +91,12 @@ class Preprocess:
         mean, std = self._moments(tensor)
         return (tensor * std + mean).clamp(0, 1)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(channels, *size) of an input, for a forward pass that needs no image."""
+        size = self.crop or self.resize or _DEFAULT_SIDE
+        return 3, *_pair(size)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `Preprocess.from_json` reads."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -97,13 +104,7 @@ class Preprocess:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Preprocess:
         """Read a JSON object; missing fields keep their defaults: `Preprocess.from_json({"crop": 240})`."""
-        _check(isinstance(data, Mapping), "object", data, "a JSON object")
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(data) - set(known))
-        if unknown:
-            raise ModelError(
-                f"preprocess has the unknown field {', '.join(unknown)}; its fields are {', '.join(known)}"
-            )
+        check_fields(data, [field.name for field in fields(cls)])
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
         return cls(**values)
 
@@ -114,23 +115,34 @@ class Preprocess:
         return mean, std
 
 
-def _check(good: bool, name: str, value: object, expected: str) -> None:
+def check_fields(data: Any, known: Sequence[str]) -> None:
+    """Refuse a JSON value that is not an object with some of these fields."""
+    check(isinstance(data, Mapping), "object", data, "a JSON object")
+    unknown = sorted(set(data) - set(known))
+    if unknown:
+        raise ModelError(f"preprocess has the unknown field {', '.join(unknown)}; its fields are {', '.join(known)}")
+
+
+def check(good: bool, name: str, value: object, expected: str) -> None:
+    """Refuse a setting, by name."""
     if not good:
         raise ModelError(f"preprocess: {name} must be {expected}, not {value!r}")
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+    """Whether a value is an int and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_size(value: object) -> bool:
     if isinstance(value, tuple):
-        return len(value) == 2 and all(_is_int(v) and v > 0 for v in value)
-    return value is None or (isinstance(value, int) and _is_int(value) and value > 0)
+        return len(value) == 2 and all(is_int(v) and v > 0 for v in value)
+    return value is None or (isinstance(value, int) and is_int(value) and value > 0)
 
 
-def _is_numbers(value: object, *lengths: int) -> bool:
-    return isinstance(value, tuple) and len(value) in lengths and all(_is_int(v) or isinstance(v, float) for v in value)
+def is_numbers(value: object, *lengths: int) -> bool:
+    """Whether a value is a tuple of numbers, of one of the lengths."""
+    return isinstance(value, tuple) and len(value) in lengths and all(is_int(v) or isinstance(v, float) for v in value)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from classlens.files import write_text
 from classlens.render.colours import RGB, heatmap, overlay, scaled
 from classlens.render.figures import comparison, decomposition, figure, segmentation
-from classlens.render.save import notebook_png, png, save, write_png
+from classlens.render.save import notebook_png, png, save, stem, write_png
 from classlens.render.words import (
     arrival_text,
     describe,
@@ -17,6 +17,6 @@ from classlens.render.words import (
 
 __all__ = [
     "RGB", "arrival_text", "comparison", "decomposition", "describe", "figure", "heatmap", "notebook_png", "overlay",
-    "png", "probability_text", "question_text", "rival_text", "save", "scaled", "segmentation", "shares", "summary",
-    "where", "write_png", "write_text",
+    "png", "probability_text", "question_text", "rival_text", "save", "scaled", "segmentation", "shares", "stem",
+    "summary", "where", "write_png", "write_text",
 ]  # fmt: skip

@@ -51,6 +51,8 @@ def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: f
     """A map over a grey version of an image (3,H,W) in [0,1]; the stronger the evidence, the more opaque the colour.
 
     >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # without evidence: the grey image
+
+    The slices of a volume (3,D,H,W) share one scale.
     """
     level = scaled(evidence, signed)
     alpha = opacity * np.abs(level)[..., None]
@@ -92,15 +94,15 @@ def _colours(level: NDArray[np.float64], signed: bool, part: tuple[float, float]
 
 
 def grey(picture: Tensor) -> NDArray[np.float64]:
-    """The luminance (ITU-R BT.601) of a picture (3,H,W) in [0,1]."""
+    """The luminance (ITU-R BT.601) of a picture (3,H,W) in [0,1], or of the slices (3,D,H,W) of a volume."""
     weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
-    luminance: NDArray[np.float64] = torch.einsum("c,chw->hw", weights, picture.detach().cpu().double()).numpy()
+    luminance: NDArray[np.float64] = torch.einsum("c,c...->...", weights, picture.detach().cpu().double()).numpy()
     return luminance
 
 
 def pixels_of(picture: Tensor) -> RGB:
-    """A picture (3,H,W) in [0,1] as bytes (H,W,3)."""
-    return to_bytes(picture.detach().cpu().double().permute(1, 2, 0).numpy())
+    """A picture (3,H,W) in [0,1] as bytes (H,W,3); of a volume, each slice."""
+    return to_bytes(picture.detach().cpu().double().movedim(0, -1).numpy())
 
 
 def to_bytes(colours: NDArray[np.float64]) -> RGB:

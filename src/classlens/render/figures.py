@@ -18,6 +18,7 @@ from classlens.errors import MethodError
 from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, pixels_of, to_bytes
 from classlens.render.outlines import overlay_of
 from classlens.render.panels import QUIET, caption, draw, foot, head, panels
+from classlens.render.slices import flat, strips, strongest
 from classlens.render.words import class_name, percent, probability_text, question_text, rival_text
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def figure(explanation: Explanation) -> Figure:
 
     >>> figure(explain(model, "photo.jpg", targets=["tabby", "espresso"])).savefig("two-classes.png")
     """
+    if explanation.maps.dim() == 5:
+        return _of_volumes(explanation)
     rows, classes, height, width = explanation.maps.shape
     signed = explanation.signed
     rivals = [[_lines(rival_text(explanation, row, k), 46) for k in range(classes)] for row in range(rows)]
@@ -56,6 +59,20 @@ def figure(explanation: Explanation) -> Figure:
             head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
     about = (explanation.method, explanation.model)
     foot(fig, question_text(explanation), about, legend(signed), _ends(explanation))
+    return fig
+
+
+def _of_volumes(explanation: Explanation) -> Figure:
+    """For each image a strip of slices or frames, then one for each class."""
+    rows, classes = explanation.targets.shape
+
+    def heading(row: int, k: int) -> tuple[str, str]:
+        words = explanation.name(row, k), rival_text(explanation, row, k)
+        return " ".join(filter(None, words)), probability_text(explanation.probability(row, k))
+
+    fig = strips(explanation, [[heading(row, k) for k in range(classes)] for row in range(rows)])
+    about = (explanation.method, explanation.model)
+    foot(fig, question_text(explanation), about, legend(explanation.signed), _ends(explanation))
     return fig
 
 
@@ -82,20 +99,24 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
     if not explanations:
         raise MethodError("no method could explain this image: " + "; ".join(failures.values()))
     first = next(iter(explanations.values()))
-    _, classes, height, width = first.maps.shape
+    _, classes, *_, height, width = first.maps.shape
     methods = [*explanations, *failures]
     blocks = [methods[i : i + _ABREAST] for i in range(0, len(methods), _ABREAST)]
-    rivals = [_lines(rival_text(first, 0, k), 36) for k in range(classes)]
+    slices = [strongest(one) if one.dim() == 3 else None for one in first.maps[0]]  # of a volume, for every method
+    rivals = [
+        [*_lines(rival_text(first, 0, k), 36), *([] if at is None else [f"slice {at + 1} of {first.maps.shape[2]}"])]
+        for k, at in enumerate(slices)
+    ]
     lines = max(map(len, rivals))
     fig, axes = panels(classes * len(blocks), 1 + len(blocks[0]), height / width, panel=2.0, lines=lines)
     for row, (block, k) in enumerate(itertools.product(blocks, range(classes))):
-        draw(axes[row][0], pixels_of(first.pictures[0]))
+        draw(axes[row][0], flat(first, 0, k, slices[k])[0])
         chance = probability_text(first.probability(0, k))
         head(axes[row][0], class_name(first, 0, k), chance, size=8.5, below=rivals[k])
         for panel, method in itertools.zip_longest(axes[row][1:], block):
             if method in explanations:
                 e = explanations[method]
-                draw(panel, overlay_of(e, 0, k))
+                draw(panel, flat(e, 0, k, slices[k])[1])
                 head(panel, method, f"{e.report.seconds:.1f} s", size=8.5)
             else:  # it failed, or the last block is shorter
                 panel.set_axis_off()
@@ -143,7 +164,7 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
     >>> decomposition(explain(model, images, trace=True), layers=["features.28", "features.10"])
 
     `layers` names the layers, or is the number of evenly spaced layers that have all terms. Maps are summed over
-    channels.
+    channels, and over the depth of a volume.
     """
     chosen = _pick_layers(explanation.trace, layers)
     height, width = chosen[0].terms["C"].shape[-2:]
@@ -151,10 +172,11 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
     for i, layer in enumerate(chosen):
         for j, (name, (symbol, meaning)) in enumerate(_TERMS.items()):
             # Deep layers are a few pixels wide, and shown without interpolation.
-            draw(axes[i][j], heatmap(layer.terms[name][k, row].sum(0)), interpolation="nearest")
+            shown = layer.terms[name][k, row].flatten(0, -3).sum(0)
+            draw(axes[i][j], heatmap(shown), interpolation="nearest")
             if i == 0:
                 head(axes[i][j], symbol, meaning)
-        size = "×".join(map(str, layer.terms["C"].shape[-2:]))
+        size = "×".join(map(str, layer.terms["C"].shape[3:]))
         axes[i][0].set_ylabel(f"{layer.name}\n{size}", fontsize=8, color=QUIET, parse_math=False)
     bar = heatmap(np.linspace(-1.0, 1.0, 256)[None, :])
     foot(fig, explanation.question(row, k), (explanation.method, explanation.model), bar, _ends(explanation))
@@ -163,7 +185,7 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
 
 def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> list[LayerTrace]:
     """The layers to decompose, among those that have every term as a feature map (K,B,channels,h,w)."""
-    drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() == 5 for n in _TERMS)}
+    drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() >= 5 for n in _TERMS)}
     if not drawable:
         raise MethodError(
             "there is no layer to decompose; explain with trace=True and an AGF method with all its terms"

@@ -27,7 +27,7 @@ def overlay_of(explanation: Explanation, row: int, k: int) -> RGB:
     """The overlay of a map, with the boxes and regions of its question."""
     pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
     target = explanation.target(row, k)
-    return outlined(pixels, target.found.outlines) if isinstance(target, Asked) else pixels
+    return outlined(pixels, target.found.outlines) if isinstance(target, Asked) and pixels.ndim == 3 else pixels
 
 
 def outlined(pixels: RGB, outlines: Sequence[Outline]) -> RGB:

@@ -21,7 +21,7 @@ from PIL import Image
 from classlens.files import write_bytes, write_json
 from classlens.render.colours import RGB
 from classlens.render.figures import figure
-from classlens.render.outlines import overlay_of
+from classlens.render.slices import side_by_side
 from classlens.render.words import describe
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]
     target = Path(folder)
     paths = []
     for row, k in np.ndindex(*explanation.targets.shape):
-        index = int(explanation.targets[row, k])
-        path = target / f"{row}-{index}-{_slug(explanation.name(row, k))}.png"
-        paths.append(write_png(path, overlay_of(explanation, row, k)))
+        path = target / f"{stem(explanation, row, k)}.png"
+        paths.append(write_png(path, side_by_side(explanation, row, k)))
     paths.append(write_png(target / "figure.png", figure(explanation)))
     paths.append(write_bytes(target / "maps.npz", _arrays(explanation)))
     paths.append(write_json(target / "report.json", _report(explanation)))
@@ -71,6 +70,11 @@ def png(picture: RGB | Figure) -> bytes:
 def notebook_png(fig: Figure) -> tuple[bytes, dict[str, int]]:
     """A figure for a notebook: a high-resolution PNG, and its display width."""
     return png(fig), {"width": min(round(_NOTEBOOK_DPI * fig.get_size_inches()[0]), _NOTEBOOK_WIDTH)}
+
+
+def stem(explanation: Explanation, row: int, k: int) -> str:
+    """The name of the files of one map, without its ending: "0-285-egyptian-cat"."""
+    return f"{row}-{int(explanation.targets[row, k])}-{_slug(explanation.name(row, k))}"
 
 
 def _slug(label: str) -> str:

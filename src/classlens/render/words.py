@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from classlens.core.targets import Asked, Class, Contrast
 from classlens.render.colours import Evidence, checked
@@ -34,6 +35,8 @@ def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> st
         return "no evidence for the class" + (f"; all of it is {other}" if against else "")
     cell = max(cells, key=cells.__getitem__)
     text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({percent(cells[cell])})"
+    if checked(evidence).ndim == 3:
+        text = f"{_strongest_slices(evidence)}, {text}"
     half, part = _strongest_half(evidence)
     if part >= 0.65:
         text = f"{half} half {percent(part)}, {text}"
@@ -56,15 +59,31 @@ def shares(evidence: Evidence) -> tuple[dict[str, float], float]:
     against = float(1 - total / size) if size else 0.0
     if not total:
         return {}, against
-    rows, columns = (np.arange(n) * 3 // n for n in values.shape)
+    in_plane = _in_plane(positive)
+    rows, columns = (np.arange(n) * 3 // n for n in in_plane.shape)
     grid = np.zeros((3, 3))
-    np.add.at(grid, (rows[:, None], columns[None, :]), positive / total)
+    np.add.at(grid, (rows[:, None], columns[None, :]), in_plane / total)
     return {_CELLS[i][j]: float(grid[i, j]) for i in range(3) for j in range(3)}, against
+
+
+def _in_plane(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum over the slices of a volume; an image unchanged."""
+    return values.sum(0) if values.ndim == 3 else values
+
+
+def _strongest_slices(evidence: Evidence) -> str:
+    """The run of slices around the strongest one that holds half of the evidence for the class."""
+    of_slice = np.maximum(checked(evidence), 0).sum((1, 2))
+    low = high = int(of_slice.argmax())
+    while of_slice[low : high + 1].sum() < of_slice.sum() / 2:
+        below, above = (of_slice[i] if 0 <= i < len(of_slice) else -1.0 for i in (low - 1, high + 1))
+        low, high = (low - 1, high) if below > above else (low, high + 1)
+    return f"half of it in slices {low + 1} to {high + 1} of {len(of_slice)}"
 
 
 def _strongest_half(evidence: Evidence) -> tuple[str, float]:
     """The half of the image with most of the positive evidence, and its share."""
-    positive = np.maximum(checked(evidence), 0)
+    positive = _in_plane(np.maximum(checked(evidence), 0))
     height, width = positive.shape
     # Weights 1 ... 1 0 ... 0; the middle line of an odd number belongs to both halves by 0.5.
     upper = np.clip(height / 2 - np.arange(height), 0, 1) @ positive.sum(1) / positive.sum()

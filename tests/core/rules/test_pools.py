@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, record
 from classlens.core.rules.pools import over_window
+from steps import Does
 
 POOLS = [
     nn.MaxPool2d(2), nn.MaxPool2d((4, 3)), nn.MaxPool2d(4, (4, 3)), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 3, 1),
@@ -21,23 +22,25 @@ POOLS = [
 
 
 def pooled(module: nn.Module, x: Tensor) -> Node:
-    (node,) = [n for n in record(module.eval(), x).nodes if n.op == "max_pool2d"]
+    (node,) = [n for n in record(module.eval(), x).nodes if n.op.startswith("max_pool")]
     return node
 
 
-def by_hand(pool: nn.MaxPool2d, x: Tensor, relevance: Tensor) -> Tensor:
-    """Window by window and place by place; x (C,H,W), relevance (K,C,h,w)."""
+def by_hand(pool: nn.MaxPool2d | nn.MaxPool3d, x: Tensor, relevance: Tensor) -> Tensor:
+    """Window by window and place by place; x (C,*places), relevance (K,C,*windows)."""
     kernel, stride, padding, dilation = (
-        np.broadcast_to(v, 2) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        np.broadcast_to(v, x.dim() - 1) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     )
     found = torch.zeros(len(relevance), *x.shape, dtype=x.dtype)
-    for c, i, j in np.ndindex(*relevance.shape[1:]):
-        corner = np.array([i, j]) * stride - padding
+    for c, *window in np.ndindex(*relevance.shape[1:]):
+        corner = np.array(window) * stride - padding
         places = [corner + np.array(step) * dilation for step in np.ndindex(*kernel)]
         inside = [(c, *p) for p in places if (p >= 0).all() and (p < x.shape[1:]).all()]
         total = sum(x[p] for p in inside)
         for p in inside:
-            found[(slice(None), *p)] += relevance[:, c, i, j] * (x[p] / total if total else 1 / len(inside))
+            found[(slice(None), *p)] += relevance[(slice(None), c, *window)] * (
+                x[p] / total if total else 1 / len(inside)
+            )
     return found
 
 
@@ -51,6 +54,21 @@ def test_a_max_pool_shares_by_size_over_its_windows(pool: nn.MaxPool2d, size: tu
     relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
     (ours,) = over_window(node, relevance)
     assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
+    assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool3d(2), nn.MaxPool3d((1, 2, 2)), nn.MaxPool3d(3, 2, 1),
+             nn.MaxPool3d((2, 3, 2), 2, ceil_mode=True),
+             nn.MaxPool3d(2, (1, 2, 3), 1, dilation=(1, 2, 1), ceil_mode=True)], ids=str,
+)  # fmt: skip
+def test_so_do_the_windows_of_a_volume(pool: nn.MaxPool3d) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4, 6, 6, dtype=torch.float64).relu()
+    x[:, 0, :3, :4, :4] = 0
+    node = pooled(nn.Sequential(pool, nn.Flatten()), x)
+    relevance = torch.randn(3, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
     assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
 
 
@@ -87,3 +105,11 @@ def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
     (ours,) = over_window(pooled(Indexed(), x), relevance)
     (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(3, 2), nn.Flatten()), x), relevance)
     assert torch.equal(ours, expected)
+
+
+def test_a_max_pool_called_with_a_size_alone() -> None:
+    """torch.max_pool2d hands on only what it was called with."""
+    x, relevance = torch.rand(1, 2, 6, 6), torch.randn(1, 1, 2, 3, 3)
+    (ours,) = over_window(pooled(Does(lambda x: torch.max_pool2d(x, 2).flatten(1)), x), relevance)
+    (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()), x), relevance)
+    assert torch.allclose(ours, expected)

@@ -205,6 +205,8 @@ def test_what_next_to_nothing_caused_stays() -> None:
     assert ledger.quotient(relevance, total, 1.0, room) is room
     assert torch.equal(room[0, 0, [0, 2]], torch.zeros(2))
     assert Ledger(1).quotient(relevance[..., :0], total[..., :0]).shape == (1, 1, 0)
+    least = torch.tensor([[2.0**-63, 0.0]])  # the first of these still counts
+    assert torch.equal(Ledger(1).quotient(least[None], least), torch.tensor([[[1.0, 0.0]]]))
 
 
 def test_biases_alone_keep_relevance_apart_for_each_image() -> None:

@@ -109,7 +109,7 @@ def _zeros_around(pad: Node, conv: Node) -> tuple[tuple[int, ...], tuple[int, ..
     own, n = conv.arguments().get("padding", 0), int(conv.op[-2])
     sizes = list(given["pad"])
     plain = given.get("mode", "constant") == "constant" and not given.get("value") and not isinstance(own, str)
-    if not plain or len(sizes) > 2 * n or min(sizes, default=0) < 0:
+    if not plain or len(sizes) > 2 * n or any(size < 0 for size in sizes):
         return None
     sizes += [0] * (2 * n - len(sizes))
     own = per_axis(own, n)

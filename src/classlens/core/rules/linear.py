@@ -330,8 +330,10 @@ def boxed(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> T
 def output_stride(places: Sequence[int], image: Sequence[int]) -> int:
     """How much smaller than the image a feature map is, as a power of two: 1, 2, 4, 8, 16, 32.
 
-    >>> output_stride((17, 17), (260, 260))
-    16
+    >>> output_stride((17, 17), (260, 260)), output_stride((4, 14, 14), (16, 112, 112))
+    (16, 8)
+
+    The ratio is the geometric mean over the axes. An axis along which the image has one position does not count.
     """
-    ratio = math.sqrt(math.prod(image) / math.prod(places))
-    return int(2 ** max(0, round(math.log2(ratio))))
+    ratios = [math.log2(side / own) for own, side in zip(places, image, strict=True) if side > 1]
+    return int(2 ** max(0, round(sum(ratios) / max(len(ratios), 1))))

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture import Node
+from classlens.core.capture.fold import pad_sizes
 from classlens.core.ops import per_axis
 from classlens.core.rules.generic import Shares, divide, magnitude, shared
 
+_AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+MAX_POOLS = {f"max_pool{n}d": n for n in _AVERAGE}  # and the number of axes of their windows
+
 
 def over_window(node: Node, relevance: Tensor) -> Shares:
-    """The relevance of a `max_pool2d` node, distributed over each window in proportion to |x|; windows may overlap.
+    """The relevance of a `max_poolNd` node, distributed over each window in proportion to |x|; windows may overlap.
 
     For one window of 1 and 3 with relevance 8 the shares are 2 and 6. Where all units of a window are 0, they get
     equal shares. Padding gets none.
@@ -40,7 +46,7 @@ def _over_tiles(x: Tensor, mean: Tensor, relevance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows that a pool reads, as sizes along both axes."""
+    """The windows that a pool reads, as sizes along each axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -51,30 +57,38 @@ class Windows:
     @classmethod
     def of(cls, node: Node) -> Windows:
         a = node.arguments()
-        kernel = per_axis(a["kernel_size"], 2)
+        n = MAX_POOLS[node.op]
+        kernel = per_axis(a["kernel_size"], n)
         return cls(
-            kernel, per_axis(a.get("stride") or kernel, 2), per_axis(a.get("padding", 0), 2),
-            per_axis(a.get("dilation", 1), 2), bool(a.get("ceil_mode", False)),
+            kernel, per_axis(a.get("stride") or kernel, n), per_axis(a.get("padding", 0), n),
+            per_axis(a.get("dilation", 1), n), bool(a.get("ceil_mode", False)),
         )  # fmt: skip
 
     def tile(self, before: torch.Size, after: torch.Size) -> bool:
-        """Whether the windows tile a feature map (B,C,H,W) without gaps or overlaps."""
-        if len(before) != 4 or self.stride != self.kernel or max(self.padding) > 0 or max(self.dilation) > 1:
+        """Whether the windows tile a feature map (B,C,*places) without gaps or overlaps."""
+        if (
+            len(before) != 2 + len(self.kernel)
+            or self.stride != self.kernel
+            or max(self.padding) > 0
+            or max(self.dilation) > 1
+        ):
             return False
         return all(size == n * k for size, n, k in zip(before[2:], after[2:], self.kernel, strict=True))
 
     def mean(self, x: Tensor) -> Tensor:
-        """The sum over each window of x (..., H, W), up to a factor for each window, which cancels in a share."""
-        if max(self.dilation) == 1:
-            return F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode)
-        return self._dilated_sum(x)
+        """The sum over each window of x (..., *places), up to a factor for each window, which cancels in a share."""
+        if max(self.dilation) > 1:
+            return self._dilated_sum(x)
+        average: Tensor = _AVERAGE[len(self.kernel)](x, self.kernel, self.stride, self.padding, self.ceil_mode)
+        return average
 
     def _dilated_sum(self, x: Tensor) -> Tensor:
         """torch cannot average dilated windows; a convolution with ones can."""
-        pads = [self._pads(size, axis) for axis, size in enumerate(x.shape[-2:])]
-        maps = F.pad(x, (*pads[1], *pads[0])).flatten(0, -3)[:, None]
-        sums = F.conv2d(maps, x.new_ones(1, 1, *self.kernel), None, self.stride, 0, self.dilation)
-        return sums.reshape(*x.shape[:-2], *sums.shape[2:])
+        n = len(self.kernel)
+        before, after = zip(*(self._pads(size, axis) for axis, size in enumerate(x.shape[-n:])), strict=True)
+        maps = F.pad(x, pad_sizes(before, after)).flatten(0, -n - 1)[:, None]
+        sums: Tensor = _CONV[n](maps, x.new_ones(1, 1, *self.kernel), None, self.stride, 0, self.dilation)
+        return sums.reshape(*x.shape[:-n], *sums.shape[2:])
 
     def _pads(self, size: int, axis: int) -> tuple[int, int]:
         """Zeros before and after an axis. With `ceil_mode` the last window may reach beyond it, if it begins inside."""

@@ -58,7 +58,7 @@ def ask(
 
 def _asking(rows: Sequence[Sequence[Any]], models: Models, batch: Tensor, output: Picker) -> Asking:
     questions = [[item if isinstance(item, Question) else Called(item) for item in row] for row in rows]
-    return Asking(questions, models, (batch.shape[2], batch.shape[3]), output)
+    return Asking(questions, models, (batch.shape[-2], batch.shape[-1]), output)
 
 
 def embedder(network: nn.Module, prepared: Callable[[Any], Tensor], output: Picker) -> Callable[[Any], Tensor]:

@@ -23,11 +23,12 @@ from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Shares
 from classlens.core.rules.linear import LinearMap, boxed, by_blocks, linear_map, output_stride
 from classlens.core.rules.linear import only as only_input
-from classlens.core.rules.pools import over_window
+from classlens.core.rules.pools import MAX_POOLS, over_window
 from classlens.core.rules.propagate import Ledger, Rule, propagate, rule_for
 from classlens.methods.agf import terms
 from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
 from classlens.methods.layers import as_map, first_layers, head_layers, over_places, patch_layers
+from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
 
 SCORE = terms.above_rivals  # the explained score of a class that competes with others
@@ -76,7 +77,8 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
 def _grids(tape: Tape, nodes: list[Node]) -> dict[Node, Grid]:
     """The layers that read a feature map or patches of an image, and the number of positions along each axis."""
-    return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == "conv2d"} | patch_layers(tape, nodes)
+    op = convolution(tape)
+    return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == op} | patch_layers(tape, nodes)
 
 
 def residual_weight(layers: int) -> float:
@@ -109,13 +111,13 @@ class Balanced:
             return self.on_places
         if node.op in LINEAR_OPS:
             return self.elsewhere
-        return over_window if node.op == "max_pool2d" else rule_for(node)
+        return over_window if node.op in MAX_POOLS else rule_for(node)
 
     def at_the_image(self, node: Node, relevance: Tensor) -> Shares:
         """z^B, then smoothing to remove the checkerboard pattern of a strided first layer."""
         layer = linear_map(node)
         share = boxed(layer, relevance)
-        if layer.x.dim() == 4:
+        if layer.kernel:
             share = terms.smoothed(share, torch.ones_like(layer.x))
         return only_input(node, layer.value, share)
 
@@ -189,7 +191,7 @@ def _influence(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> Tensor:
 
 def _skips_places(node: Node) -> bool:
     """Whether the output of a convolution is smaller than its input, so that it skips positions."""
-    if node.op != "conv2d":
+    if node.op == "linear":
         return False
     sizes = zip(node.inputs[0].shape[2:], node.outputs[0].shape[2:], strict=True)
     return any(before > 1 and 2 * after <= before + 1 for before, after in sizes)

@@ -27,6 +27,7 @@ from classlens.methods.layers import (
     meets_activation_first,
     spatial_before_flatten,
 )
+from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
 
 
@@ -37,7 +38,7 @@ from classlens.methods.registry import Case, Result, method
 def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = None) -> Result:
     """Every convolution gets the full rule, including the first; residual sums use Def. 1."""
     last = last_layers(case.tape)
-    full = {node for node in case.tape.nodes if node.op == "conv2d" and node not in last}
+    full = {node for node in case.tape.nodes if node.op == convolution(case.tape) and node not in last}
     return _run(case, terms.PAPER, full, set(), terms.read_options(without, only))
 
 
@@ -52,7 +53,7 @@ def agf_release(
     tape = case.tape
     first, last = first_layers(tape), last_layers(tape)
     inside = [node for node in tape.nodes if node not in first and node not in last]
-    full = {node for node in inside if is_spatial_conv(node) and meets_activation_first(tape, node)}
+    full = {node for node in inside if is_spatial_conv(tape, node) and meets_activation_first(tape, node)}
     return _run(case, terms.RELEASE, full, first, terms.read_options(without, only, residual))
 
 

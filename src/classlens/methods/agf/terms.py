@@ -2,10 +2,12 @@
 
 Shapes: x (B,C,H,W) is the input of a layer and does not depend on the class. Its gradient, relevance and every term
 have a leading axis for the classes, (K,B,C,H,W); maps are (K,B,1,H,W). All sums and maxima are per class and image.
+Volumes and videos have three axes of positions instead of two, and the same equations.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from classlens.core.rules.generic import Quotient, divide, divide_released
 from classlens.errors import MethodError
+from classlens.methods.places import enlarged, shortest_side
 
 TERMS = "A", "Fx", "Fdx", "M", "gate"  # the terms that `without=` accepts
 
@@ -73,8 +76,8 @@ def read_options(
 
 
 def per_image_max(t: Tensor) -> Tensor:
-    """Largest value of each class and image, shaped to divide by: (..., 1, 1, 1)."""
-    return t.amax((-3, -2, -1), keepdim=True)
+    """Largest value of each class and image of t (K,B,...), shaped to divide by: (K,B,1,...,1)."""
+    return t.amax(tuple(range(2, t.dim())), keepdim=True)
 
 
 def normalised(t: Tensor, quotient: Quotient = divide) -> Tensor:
@@ -156,12 +159,13 @@ def _sharpness(below: Tensor, most: Tensor) -> Tensor:
 
 def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
     """M: the positive part of the channel mean of x * gradient, divided by its maximum (Eq. 11)."""
-    return normalised((x * gradient).mean(-3, keepdim=True).clamp(min=0), quotient)
+    return normalised((x * gradient).mean(2, keepdim=True).clamp(min=0), quotient)
 
 
 def gradcam_residual(x: Tensor, gradient: Tensor) -> Tensor:
     """Ablation: Grad-CAM of this layer."""
-    return (x * gradient.mean((-2, -1), keepdim=True)).mean(-3, keepdim=True).clamp(min=0)
+    weights = gradient.mean(tuple(range(3, gradient.dim())), keepdim=True)
+    return (x * weights).mean(2, keepdim=True).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: 
 
     C, averaged over channels, separates the foreground (positive) from the background.
     """
-    partition, nothing = c.mean(2, keepdim=True), c.new_zeros(1, 1, 1, 1, 1)
+    partition, nothing = c.mean(2, keepdim=True), c.new_zeros([1] * c.dim())
     dropped = options.dropped
     f_dx = nothing if "Fdx" in dropped else factorised(gradient, partition, formula)
     gate = 1.0 if "gate" in dropped else torch.sigmoid(c) if formula.gate is None else formula.gate
@@ -209,9 +213,10 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     phi = partition.flatten(2)  # (K,B,N)
     back = phi <= 0 if formula.zero_is_background else phi < 0
     sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
+    y = y.flatten(3 - partition.dim())  # ([K,]B,C,N)
     # sigmoid(s y / max y), with the small factor divided first: saves one pass over the features
-    scale = formula.quotient(torch.full_like(top := per_image_max(y), formula.sharpness), top)
-    h = (y * scale).sigmoid_().flatten(-2)  # ([K,]B,C,N)
+    scale = formula.quotient(torch.full_like(top := y.amax((-2, -1), keepdim=True), formula.sharpness), top)
+    h = (y * scale).sigmoid_()
     means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
     # The two means are nearly parallel, so the 2x2 solve and the difference of its rows use float64, and the
     # difference is computed before the long dot product with H.
@@ -278,7 +283,8 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     units are sums over positions, weighted by the number of active units.
     """
     sign = carrier.sign()
-    size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2))[..., None, None, None].double()  # sum of |carrier|
+    size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2)).double()  # sum of |carrier|
+    size = size.reshape(*size.shape, *[1] * (carrier.dim() - 2))
     active = sign.abs_()  # 1 where a unit is active: floats, since booleans are slow on a CPU
     count = active.sum(2, keepdim=True).double()
     return torch.addcmul(carrier, active, (weight * size * _centred(residual, count)).to(carrier))
@@ -286,7 +292,7 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
 
 def _centred(residual: Tensor, count: Tensor) -> Tensor:
     """A residual (K,B,1,H,W) over `count` units at each position: sum 0, magnitude 1; float64."""
-    axes = (2, 3, 4)
+    axes = tuple(range(2, residual.dim()))
     whole = (count * residual.abs()).sum(axes, keepdim=True)
     centred = residual - divide((count * residual).sum(axes, keepdim=True), count.sum(axes, keepdim=True))
     own = (count * centred.abs()).sum(axes, keepdim=True)
@@ -302,7 +308,7 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
     magnitude 1, so that no resolution outweighs another.
     """
     # Classes take the place of channels: interpolation treats each separately.
-    large = [F.interpolate(places, tuple(size), mode="bilinear")[:, :, None] for places in seen]
+    large = [enlarged(places, size)[:, :, None] for places in seen]
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
 
@@ -314,34 +320,36 @@ def with_coarse(relevance: Tensor, coarse: Tensor) -> Tensor:
     is conserved. The colours share equally.
     """
     fine = relevance.sum(2, keepdim=True).double()
-    near, size = _nearby(fine.abs()), fine.abs().sum((2, 3, 4), keepdim=True)
+    near, size = _nearby(fine.abs()), fine.abs().sum(tuple(range(2, fine.dim())), keepdim=True)
     return relevance + (size * near * _centred(coarse, near) / relevance.shape[2]).to(relevance)
 
 
 def _nearby(t: Tensor) -> Tensor:
     """The mean of maps (K,B,1,H,W) over a square around each pixel: a twentieth of the shorter side in each direction.
 
-    At the border, the square is cut off.
+    At the border, the square is cut off. In a volume it is a cube.
     """
-    reach = round(min(t.shape[-2:]) * NEARBY)
-    side, flat = 2 * reach + 1, t.flatten(0, 1)
-    flat = F.avg_pool2d(flat, (side, 1), 1, (reach, 0), count_include_pad=False)  # one axis at a time: fewer sums
-    flat = F.avg_pool2d(flat, (1, side), 1, (0, reach), count_include_pad=False)
-    return flat.reshape(t.shape)
+    reach = round(shortest_side(t[0]) * NEARBY)
+    found = t
+    for axis in range(3, t.dim()):  # one axis at a time: fewer sums
+        lines = found.reshape(-1, 1, t.shape[axis], math.prod(t.shape[axis + 1 :]))
+        found = F.avg_pool2d(lines, (2 * reach + 1, 1), 1, (reach, 0), count_include_pad=False).reshape(t.shape)
+    return found
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
-    """A [1 2 1]/4 filter along both axes over the active units of each channel; the sum is conserved.
+    """A [1 2 1]/4 filter along each axis over the active units of each channel; the sum is conserved.
 
     Strided convolutions pass relevance only to every second position; this removes the checkerboard. `t` is 0 where
-    `active` is 0; elsewhere the norm is at least the centre of the filter, 1/4.
+    `active` is 0; elsewhere the norm is at least the centre of the filter, 1/4 with two axes.
     """
-    norm = _blur(active.to(t)).clamp_(min=0.25)
-    return _blur(t / norm).mul_(active)
+    axes = t.dim() - 3
+    norm = _blur(active.to(t), axes).clamp_(min=0.5**axes)
+    return _blur(t / norm, axes).mul_(active)
 
 
-def _blur(t: Tensor) -> Tensor:
-    for axis in (-2, -1):  # sums of shifted slices: a single-channel convolution would be far slower
+def _blur(t: Tensor, axes: int) -> Tensor:
+    for axis in range(-axes, 0):  # sums of shifted slices: a single-channel convolution would be far slower
         out = 0.5 * t
         size = t.shape[axis]
         out.narrow(axis, 1, size - 1).add_(t.narrow(axis, 0, size - 1), alpha=0.25)
