@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit wheel lowest outside docs bench mutants format clean
+.PHONY: help demo test lint types imports unit wheel lowest outside fuzz docs bench mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -56,6 +56,9 @@ outside: $(VENV)/.all ## networks of other libraries (transformers, monai, peft,
 	    > "$$($(OUTSIDE)/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth"
 	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/requirements.txt
 	$(OUTSIDE)/bin/python -m pytest -W ignore $(or $(PYTEST_ARGS),tests/outside)
+
+fuzz: $(VENV)/.all ## 10,000 random networks: is every map right or refused? (an hour)
+	$(BIN)/python tools/fuzz.py --networks 10000
 
 docs: $(VENV)/.all ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import classlens
-from classlens.cli import app
+from classlens.cli import app, flags
 from classlens.methods import METHODS, Method
 
 Command = Any  # a command of click; typer has a click of its own
@@ -157,6 +158,12 @@ COMMANDS = """# The commands
 
 `classlens COMMAND --help` shows the same texts. An error that you can fix is one line, and the exit code is 2;
 `classlens --debug COMMAND` also shows the traceback.
+
+Mistakes that need no network to be seen, such as a wrong path, method or class, are reported at once. The most used
+options have short names: `-m` model, `-c` class, `-k` top, `-M` method, `-d` data, `-o` out.
+
+**Completion.** `classlens --install-completion` sets up your shell (bash, zsh, fish, PowerShell): after a restart, Tab
+completes commands and options. `classlens --show-completion` prints the script, if you prefer to install it yourself.
 """
 
 
@@ -177,7 +184,7 @@ def leaves(command: Command, path: str) -> list[tuple[str, Command]]:
 
 def described(command: Command) -> list[str]:
     """The help text, with its examples as code: those that follow each other as one block."""
-    lines = inspect.cleandoc(command.help or "").splitlines()
+    lines = (inspect.getdoc(command.callback) or "").splitlines()
     text = "\n".join(f"    {line.strip()}" if line.strip().startswith("classlens ") else line for line in lines)
     return re.sub(r"(    classlens .*)\n\n(?=    classlens )", r"\1\n", text).splitlines()
 
@@ -198,6 +205,8 @@ def options_of(command: Command) -> list[str]:
 PAGES = {"methods.md": methods_page, "commands.md": commands_page}
 
 if __name__ == "__main__":
+    flags.FILE.write_text(json.dumps(flags.registered(), indent=2) + "\n")
+    print(f"wrote {flags.FILE.name}")
     for name, page in PAGES.items():
         (DOCS / name).write_text(page())
         print(f"wrote docs/{name}")

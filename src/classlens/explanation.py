@@ -19,7 +19,7 @@ from classlens.data.batches import as_batch, pictures, stacked
 from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
-from classlens.methods import METHODS, Case, LayerTrace, Method, Result, check_options, resolve
+from classlens.methods import METHODS, UNRELIABLE, Case, LayerTrace, Method, Result, check_options, resolve
 from classlens.models.loaded import LoadedModel, described
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ class Report:
         """
         share = self.arrived / (self.arrived + self.absorbed)
         return torch.where(self.arrived * self.absorbed < 0, torch.nan, share)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes that say why the maps are unreliable; figures repeat that they are."""
+        return tuple(note for note in self.notes if note.endswith(UNRELIABLE))
 
     def to_json(self) -> dict[str, Any]:
         numbers = {
@@ -329,4 +334,4 @@ def _report(result: Result, tape: Tape, seconds: float) -> Report:
     if b is None:
         nothing = torch.full(result.maps.shape[:2], torch.nan, dtype=torch.float64)
         return Report(nothing, nothing, nothing, nothing, ops, seconds, notes)
-    return Report(b.error(), b.started, b.arrived, b.absorbed, ops, seconds, notes)
+    return Report(b.error(), b.started, b.arrived, b.absorbed, ops, seconds, (*notes, *b.notes()))

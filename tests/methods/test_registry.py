@@ -8,7 +8,7 @@ import torch
 import classlens
 from classlens.errors import MethodError
 from classlens.methods import METHODS, check_options, method_names, resolve, split_names
-from classlens.methods.registry import Balance, is_release, of_colours, total
+from classlens.methods.registry import UNRELIABLE, Balance, is_release, of_colours, total
 from classlens.progress import reporting
 from networks import build, pictures
 
@@ -185,3 +185,14 @@ def test_long_methods_report_their_steps_under_their_name(method: str, steps: in
     with reporting(lambda label, done, total: seen.append((label, done, total))):
         classlens.explain(build("plain"), pictures(2, (16, 16)), [[0, 1], [2, 3]], method)
     assert seen == [(method.partition("(")[0], done, steps) for done in range(steps + 1)]
+
+
+@pytest.mark.parametrize(("arrived", "noted"), [(1.0, False), (0.96, False), (0.94, True), (1.2, True), (-1.0, True)])
+def test_poor_balances_are_noted(arrived: float, noted: bool) -> None:
+    sound, other, nothing = torch.ones(2, 1), torch.tensor([[1.0], [arrived]]), torch.zeros(2, 1)
+    found = Balance(sound, other, nothing, torch.ones(2, 1)).notes()
+    assert bool(found) == noted
+    if noted:
+        assert found == (f"{abs(arrived - 1):.0%} of the relevance is unaccounted for; {UNRELIABLE}",)
+    lost = Balance(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1))
+    assert lost.notes() == ()  # what biases absorbed is accounted for

@@ -175,11 +175,15 @@ def test_a_download_that_fails_says_what_else_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(
-        ModelError, match=r"torchvision:squeezenet1_1 cannot be downloaded .*URLError.*weights=None.*=PATH"
+        ModelError,
+        match=r"torchvision:squeezenet1_1 cannot be downloaded .*URLError.*choose random weights",
     ):
         load("torchvision:squeezenet1_1")
     monkeypatch.setattr("timm.models._builder.load_pretrained", offline)
-    with pytest.raises(ModelError, match=r"timm:resnet18 cannot be downloaded .*URLError.*weights=None.*=PATH"):
+    with pytest.raises(
+        ModelError,
+        match=r"timm:resnet18 cannot be downloaded .*URLError.*choose random weights",
+    ):
         load("timm:resnet18")
 
 
@@ -330,3 +334,8 @@ def test_operations_that_exist_are_not_defined_again() -> None:
     import_torchvision()
     _torchvision._define_missing_ops()  # would raise
     assert str(torch.ops.torchvision.nms.default._schema).startswith("torchvision::nms(Tensor dets")
+
+
+def test_the_name_of_another_librarys_network_is_suggested() -> None:
+    with pytest.raises(ModelError, match=r"there is no model 'resnet50'; did you mean torchvision:resnet50\?"):
+        load("resnet50")

@@ -20,7 +20,7 @@ from classlens import render
 from classlens.core.targets import Contrast
 from classlens.errors import MethodError
 from classlens.explanation import Explanation, Report
-from classlens.methods import LayerTrace
+from classlens.methods import UNRELIABLE, LayerTrace
 
 LABELS = ("tabby", "espresso", "$100 bill", "crane", "crane")
 
@@ -219,6 +219,18 @@ def contrast(rivals: tuple[int, ...] | None, rows: int = 1) -> Explanation:
 
 def words(figure: Figure) -> set[str]:
     return {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_figures_warn_of_unreliable_maps() -> None:
+    sound = explanation(random_maps(1, 1, 6, 8), [[0]])
+    poor = replace(sound, report=replace(sound.report, notes=("a note", f"12% is unaccounted for; {UNRELIABLE}")))
+    assert poor.report.warnings == poor.report.notes[1:]
+    assert "agf  ·  toy" in words(render.figure(sound))
+    assert "agf  ·  toy  ·  unreliable: see the notes" in words(render.figure(poor))
+    assert titles(render.comparison({"a": sound, "b": poor}))[1:] == [
+        ("a", "1.5 s"),
+        ("b", "unreliable: see the notes"),
+    ]
 
 
 def test_the_figure_says_which_question_was_asked() -> None:

@@ -43,7 +43,8 @@ def main() -> None:
     reasons = explained()
     again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
     todo = [m for m in chosen if (m in again or m not in rows) and not args.table]
-    todo.sort(key=lambda m: (m.file, m.key) in reasons)  # these take longest: all of their tests pass
+    # Those with a reason come last: they take longest, because all of their tests pass.
+    todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again))
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
         plan = Plan(measured(), *collected())

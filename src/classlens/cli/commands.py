@@ -10,17 +10,18 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from classlens.cli.compare import compare
+from classlens.cli.early import check_out
 from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
 from classlens.cli.lists import coverage, methods, models, ops
 from classlens.cli.options import Device, complain
+from classlens.cli.plain import App
 from classlens.cli.report import report
 from classlens.cli.selfsup import selfsup
 from classlens.cli.train import data, train
@@ -29,12 +30,7 @@ from classlens.machine import avoid_amx, onednn_errors
 
 _DEBUG = "CLASSLENS_DEBUG"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,  # main() prints errors as one line
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = App()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ClasslensError, OSError) as error:
         if os.environ.get(_DEBUG):
             raise
-        complain(str(error))
+        complain(_in_words(error))
         sys.exit(2)
     except Exception as error:
         if os.environ.get(_DEBUG):
@@ -58,8 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
+def _in_words(error: Exception) -> str:
+    """The text of an error; that of the operating system without its number: "no space left on device: out/map.png"."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror[:1].lower()}{error.strerror[1:]}: {os.fsdecode(error.filename)}"
+    return str(error)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"classlens {version('classlens')}")
         raise typer.Exit
 
@@ -93,7 +98,13 @@ app.command()(coverage)
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A network to offer; can be repeated.  [default: efficientnet-lite0]", show_default=False),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="A network to offer; can be repeated.  [default: efficientnet-lite0]",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; 0.0.0.0 opens the page to other computers.")
@@ -104,7 +115,6 @@ def serve(
     """Serve a web page: drop a picture, click a class, see where the network finds it.
 
         classlens serve
-
         classlens serve --model efficientnet-lite0 --model torchvision:resnet50 --port 8000
 
     The page works offline and stores no pictures. Ctrl-C stops the server.
@@ -117,9 +127,10 @@ def serve(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for demo.png.")] = Path("out"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder for demo.png.")] = Path("out"),
 ) -> None:
     """Explain two classes of one picture with the included network."""
+    check_out(out)
     from classlens.demo import run
 
     run(out)

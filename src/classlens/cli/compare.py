@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from classlens.cli.bar import Bar
+from classlens.cli.early import check_call
 from classlens.cli.options import (
     AsJson,
     Classes,
@@ -33,30 +34,36 @@ if TYPE_CHECKING:
 def compare(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.", show_default=False)],
     methods: Annotated[
-        str, typer.Option(help="Method names, separated by commas, or `all`; `classlens methods` lists them.")
+        str,
+        typer.Option(
+            "--methods",
+            "-M",
+            metavar="NAMES",
+            help="Method names, separated by commas, or `all`; `classlens methods` lists them.",
+        ),
     ] = "agf,agf-release,gradcam,fullgrad,lrp,clrp,integrated-gradients",
     classes: Classes = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes.  [default: 2]")
+        int | None,
+        typer.Option("--top", "-k", min=1, metavar="K", help="Explain the K most likely classes.  [default: 2]"),
     ] = None,
     rather_than: RatherThan = None,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     device: Device = "auto",
-    out: Annotated[Path, typer.Option(metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PNG", help="The figure.")] = Path("out/comparison.png"),
     json: AsJson = False,
 ) -> None:
     """Compare several methods side by side: rows are classes, columns are methods.
 
         classlens compare photo.jpg --class tabby --class espresso
-
         classlens compare photo.jpg --class tabby --class espresso --methods all
-
         classlens compare photo.jpg --class tabby --rather-than rivals
 
     The table shows how similar each method's maps of the classes are (their correlation): near 1, the method shows the
     same map for every class.
     """
+    check_call([image], methods, model, [*(classes or ()), *(rather_than or ())], out, folder=False)
     from classlens import render
     from classlens.comparison import Comparison, comparing
     from classlens.methods import method_names

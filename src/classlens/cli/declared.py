@@ -12,13 +12,13 @@ from typing import Any
 
 
 def declared() -> list[dict[str, Any]]:
-    """The keywords of each `@method(...)` in classlens/methods, with its name."""
+    """The keywords of each `@method(...)` in classlens/methods, with its name and its options."""
     folder = Path(__file__).parents[1] / "methods"
     modules = {file: ast.parse(file.read_text("utf-8")) for file in sorted(folder.rglob("*.py"))}
     return [
-        _keywords(call, _constants(module) | _imported(module, modules))
+        _keywords(call, _constants(module) | _imported(module, modules)) | {"options": _options(function)}
         for module in modules.values()
-        for call in _method_calls(module)
+        for function, call in _method_calls(module)
     ]
 
 
@@ -46,14 +46,20 @@ def _imported(module: ast.Module, modules: dict[Path, ast.Module]) -> dict[str, 
     }
 
 
-def _method_calls(module: ast.Module) -> list[ast.Call]:
+def _method_calls(module: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
     return [
-        call
+        (function, call)
         for function in module.body
         if isinstance(function, ast.FunctionDef)
         for call in function.decorator_list
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "method"
     ]
+
+
+def _options(function: ast.FunctionDef) -> tuple[str, ...]:
+    """The parameters of a method after the first, which is the case."""
+    arguments = function.args
+    return tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))[1:]
 
 
 def _keywords(call: ast.Call, constants: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 
 from classlens.cli.bar import Bar
-from classlens.cli.flags import add_command, options_given
-from classlens.cli.options import Device
+from classlens.cli.early import check_methods, check_out
+from classlens.cli.flags import add_command
+from classlens.cli.options import Device, ModelName, Weights
+from classlens.cli.plain import App
 
 if TYPE_CHECKING:
     from classlens.evaluate import Report
@@ -22,17 +24,28 @@ def evaluate(
     data: Annotated[
         list[str],
         typer.Option(
+            "--data",
+            "-d",
             metavar="DIR",
             help="A data set; can be repeated. The layout is detected: a folder for each class (wnid), VOC, Oxford "
             "pets, images/ + masks/, gtsegs_ijcv.mat. To set it, write `pets:DIR`.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     methods: Annotated[
-        str, typer.Option(help="Method names, separated by commas; `classlens methods` lists them.")
+        str,
+        typer.Option(
+            "--methods",
+            "-M",
+            metavar="NAMES",
+            help="Method names, separated by commas; `classlens methods` lists them.",
+        ),
     ] = "agf,gradcam",
-    model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
-    weights: Annotated[str, typer.Option(help="`default`, `none` (random weights), or a file.")] = "default",
+    model: ModelName = "efficientnet-lite0",
+    weights: Weights = "default",
     device: Device = "auto",
     frame: Annotated[
         str, typer.Option(help="`model`: the model's own crop; `whole`: the whole image, squeezed, as in the paper.")
@@ -62,24 +75,26 @@ def evaluate(
 ) -> None:
     """Measure how good the maps are, and write tables, curves and a report.
 
-        classlens evaluate all --data imagenet/val --data oxford-pets --methods agf,gradcam --out runs/first
-
-        classlens evaluate perturbation --data imagenet/val --explain target --limit 500 --out runs/target
+        classlens evaluate all -d imagenet/val -d oxford-pets -o runs/first
+        classlens evaluate perturbation -d imagenet/val --limit 500 -o runs/500
 
     Rerun the same command to resume, even after a kill. Writes RUN/table.md, table.csv, curves.png,
     report.html, the rows (Parquet) and a manifest.
     """
-    from classlens.evaluate import TESTS, Settings, run
-    from classlens.methods import split_names
+    check_methods(methods)
+    check_out(out)
+    from classlens.core.method_text import split_names
+    from classlens.evaluate import TESTS, Settings, options_of_tests, run
+    from classlens.evaluate.settings import PLAIN
     from classlens.models.loading import pick_device
 
     everything = test == "all"
     settings = Settings(
-        tests=tuple(name for name, t in TESTS.items() if t.serves(_offers())) if everything else (str(test),),
+        tests=tuple(name for name, t in TESTS.items() if t.serves(PLAIN.offers)) if everything else (str(test),),
         everything=everything,
         data=tuple(data),
         methods=tuple(split_names(methods)),
-        options=options_given(options),
+        options=options_of_tests(**options),
         model=model,
         weights=None if weights == "none" else weights,
         device=pick_device(device),
@@ -97,15 +112,9 @@ def evaluate(
     _print(report)
 
 
-def _offers() -> frozenset[str]:
-    from classlens.evaluate.settings import PLAIN
-
-    return PLAIN.offers
-
-
-def add_evaluate(app: typer.Typer) -> None:
+def add_evaluate(app: App) -> None:
     """Add the command to an app; its other flags are those of the tests."""
-    add_command(app, evaluate, _offers, everything=True)
+    add_command(app, evaluate, "evaluate", everything=True)
 
 
 def _print(report: Report) -> None:

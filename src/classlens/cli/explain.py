@@ -5,13 +5,13 @@ from __future__ import annotations
 import json as jsonlib
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from classlens.cli.bar import Bar
+from classlens.cli.early import check_call
 from classlens.cli.options import (
     AsJson,
     Classes,
@@ -43,7 +43,8 @@ def explain(
     weights: Weights = "default",
     classes: Classes = None,
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes.  [default: 1]")
+        int | None,
+        typer.Option("--top", "-k", min=1, metavar="K", help="Explain the K most likely classes.  [default: 1]"),
     ] = None,
     rather_than: RatherThan = None,
     text: Texts = None,
@@ -60,10 +61,17 @@ def explain(
     ] = 0.5,
     method: Annotated[
         str,
-        typer.Option(help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`."),
+        typer.Option(
+            "--method",
+            "-M",
+            metavar="NAME",
+            help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`.",
+        ),
     ] = "agf",
     device: Device = "auto",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; each image gets a subfolder.")] = Path("out"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder; each image gets a subfolder.")
+    ] = Path("out"),
     trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read images while the network computes.")] = 2,
     json: AsJson = False,
@@ -73,13 +81,9 @@ def explain(
     Why did the network predict this class, and where is the evidence for another one?
 
         classlens explain photo.jpg
-
         classlens explain photo.jpg --class tabby --class espresso
-
         classlens explain photo.jpg --class tabby --rather-than "Egyptian cat"
-
         classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
-
         classlens explain photo.jpg --model runs/voc --multilabel
 
         classlens explain street.jpg --model my_package:detector --box 0 --box 1
@@ -92,6 +96,7 @@ def explain(
     segmentation.png, the class with the most evidence at each pixel. For a volume, each map is also a NIfTI file on the
     scan's own grid.
     """
+    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True)
     import classlens
     from classlens.data.images import ahead
 
@@ -129,8 +134,8 @@ def explain(
                     _show(explanation, image, folder, multilabel)
     speed = len(done) / (time.monotonic() - begun)
     if json:
-        about = {"classlens": version("classlens"), "model": model, "method": method, "images_per_second": speed}
-        typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
+        about = {"model": model, "method": method, "images_per_second": speed, "images": done, "failed": failed}
+        typer.echo(jsonlib.dumps({"classlens": classlens.__version__} | about, indent=2))
     elif len(done) > 1:
         typer.echo(f"{len(done)} images, {speed:.2f} images/s, including reading and writing files")
     if failed:

@@ -20,10 +20,15 @@ class Layout(StrEnum):
     folders = "folders"
 
 
-ModelName = Annotated[str, typer.Option(help="The network; `classlens models` lists the kinds of names.")]
-Weights = Annotated[str, typer.Option(help="`default` (the published weights), `none` (random weights), or a file.")]
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", metavar="NAME", help="The network; `classlens models` lists the kinds of names.")
+]
+Weights = Annotated[
+    str,
+    typer.Option(metavar="FILE|none", help="`default` (the published weights), `none` (random weights), or a file."),
+]
 Classes = Annotated[
-    list[str] | None, typer.Option("--class", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
+    list[str] | None, typer.Option("--class", "-c", metavar="NAME|INDEX", help="A class to explain; can be repeated.")
 ]
 RatherThan = Annotated[
     list[str] | None,
@@ -32,7 +37,7 @@ RatherThan = Annotated[
         help="Show evidence for the class rather than for this one; can be repeated; `rivals` means all other classes.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto picks the fastest.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps; auto picks the fastest.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed for all random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

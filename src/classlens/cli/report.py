@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from classlens.cli.bar import Bar
-from classlens.cli.options import Device, load_model
+from classlens.cli.early import check_method, check_out
+from classlens.cli.options import Device, ModelName, Weights, load_model
 
 if TYPE_CHECKING:
     from classlens.report import Report
@@ -25,10 +26,12 @@ def report(
             "The layout is detected. To set it, write `pets:DIR`.",
         ),
     ],
-    model: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
-    out: Annotated[Path, typer.Option(metavar="HTML", help="The page.")] = Path("report.html"),
-    weights: Annotated[str, typer.Option(help="`default`, `none` (random weights), or a file.")] = "default",
-    method: Annotated[str, typer.Option(help="The method; `classlens methods` lists them.")] = "agf",
+    model: ModelName = "efficientnet-lite0",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="HTML", help="The page.")] = Path("report.html"),
+    weights: Weights = "default",
+    method: Annotated[
+        str, typer.Option("--method", "-M", metavar="NAME", help="The method; `classlens methods` lists them.")
+    ] = "agf",
     limit: Annotated[int, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = 200,
     seed: Annotated[int, typer.Option(help="Seed for the choice of images and all random numbers.")] = 0,
     top: Annotated[int, typer.Option(min=1, help="At most this many entries per section (up to 25).")] = 12,
@@ -40,11 +43,12 @@ def report(
     """Report on a model: where it finds its classes, which evidence looks odd, and which classes it confuses.
 
         classlens report --data photos/ --out report.html
-
         classlens report --data oxford-pets/ --model torchvision:resnet50 --limit 500
 
     Writes one self-contained page. Masks and labels are used if the data set has them.
     """
+    check_method(method)
+    check_out(out, folder=False)
     from classlens.report import report as make
 
     loaded = load_model(model, weights, device)

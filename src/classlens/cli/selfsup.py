@@ -14,7 +14,7 @@ from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.explain import folders_for
-from classlens.cli.flags import add_command, options_given
+from classlens.cli.flags import add_command
 from classlens.cli.options import (
     AsJson,
     Device,
@@ -28,6 +28,7 @@ from classlens.cli.options import (
     rivals_of,
     set_threads,
 )
+from classlens.cli.plain import App
 from classlens.cli.selfsup_train import probe, train
 from classlens.errors import ImageError
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from classlens.selfsup import Contrast
     from classlens.selfsup.evaluation import Outcome
 
-selfsup = typer.Typer(no_args_is_help=True, help="Explain networks that were trained without labels.")
+selfsup = App(help="Explain networks that were trained without labels.")
 
 
 class Mode(StrEnum):
@@ -120,7 +121,6 @@ def bank(
     """Compute the latents of many images once, for nearest-neighbour search.
 
         classlens selfsup bank pictures/ --out bank
-
         classlens selfsup bank pictures/ --model selfsup:scan --weights scan_imagenet_50.pth.tar --out bank
 
     Rerun the same command to resume, even after a kill.
@@ -170,7 +170,6 @@ def explain(
     """Show what distinguishes an image from its nearest neighbour.
 
         classlens selfsup explain photo.jpg --bank bank
-
         classlens selfsup explain photo.jpg --bank pictures/ --mode sum --method rap
 
     Writes OUT/photo/neighbours.png (image, neighbour, map without and with the neighbour), overlays, maps.npz and
@@ -254,15 +253,14 @@ def evaluate(
     """Measure whether the neighbour improves maps: the paper's two tables, and a test with a known difference.
 
         classlens selfsup evaluate perturbation --data pictures/ --bank bank --out runs/ssl
-
         classlens selfsup evaluate segmentation --data oxford-pets --bank bank --methods agf,rap,gradcam --out runs/seg
-
         classlens selfsup evaluate planted --data pictures/ --reading literal --out runs/planted
 
     `planted` pastes a disc from another image into each image; the neighbour is the original image. Rerun the same
     command to resume, even after a kill. Writes RUN/table.md, table.csv, rows and a manifest.
     """
     set_threads(threads)
+    from classlens.evaluate import options_of_tests
     from classlens.methods import split_names
     from classlens.models.loading import pick_device
     from classlens.selfsup.evaluation import Settings, run
@@ -280,7 +278,7 @@ def evaluate(
         reading=reading.value,
         explain=explain.value,
         head=head,
-        options=options_given(options),
+        options=options_of_tests(**options),
         split=split,
         limit=limit,
         seed=seed,
@@ -291,13 +289,7 @@ def evaluate(
     _print(outcome)
 
 
-def _offers() -> frozenset[str]:
-    from classlens.selfsup.evaluation import OFFERS
-
-    return OFFERS
-
-
-add_command(selfsup, evaluate, _offers)
+add_command(selfsup, evaluate, "selfsup evaluate")
 selfsup.command(no_args_is_help=True)(train)
 selfsup.command(no_args_is_help=True)(probe)
 

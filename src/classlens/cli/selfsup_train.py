@@ -83,7 +83,6 @@ def train(
     """Train a small network without labels; minutes to hours on a CPU.
 
         classlens selfsup train rotnet --data VOCdevkit/VOC2012 --data oxford-pets --out runs/rotnet
-
         classlens selfsup train scan --data cifar10 --limit 10000 --out runs/scan
 
     Rerun the same command to resume, even after a kill; the final weights are the same. Writes RUN/card.json,

@@ -10,12 +10,13 @@ import typer
 
 from classlens.cli.bar import Bar
 from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
+from classlens.cli.plain import App
 
 if TYPE_CHECKING:
     from classlens.training import Trained
 
-train = typer.Typer(no_args_is_help=True, help="Train a classifier on your own data.")
-data = typer.Typer(no_args_is_help=True, help="Create data sets.")
+train = App(help="Train a classifier on your own data.")
+data = App(help="Create data sets.")
 
 
 class Schedule(StrEnum):
@@ -70,7 +71,6 @@ def multilabel(
     """Train a multi-label network, which predicts an independent probability for each class.
 
         classlens train multilabel --data VOCdevkit/VOC2012 --layout voc --freeze --out runs/voc
-
         classlens explain photo.jpg --model runs/voc --multilabel
 
     The head of the backbone is found and replaced. With masks, the labels of a random crop are the classes visible in
@@ -137,9 +137,7 @@ def compose(
     """Paste two animals of different breeds into one scene, with a mask for each: class-specific ground truth.
 
         classlens data compose --data oxford-pets --out two-pets
-
         classlens train multilabel --data two-pets --freeze --out runs/two-pets
-
         classlens evaluate segmentation --data two-pets --model runs/two-pets --out runs/two-pets-seg
 
     The animals differ in scale and may overlap; the one in front covers the other. The folder has the VOC layout, with

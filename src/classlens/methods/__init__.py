@@ -6,8 +6,10 @@ A method is a function with the `@method` decorator in any module of this packag
 import pkgutil
 from importlib import import_module
 
+from classlens.core.method_text import split_names
 from classlens.methods.registry import (
     METHODS,
+    UNRELIABLE,
     Case,
     LayerTrace,
     Method,
@@ -15,7 +17,6 @@ from classlens.methods.registry import (
     check_options,
     method_names,
     resolve,
-    split_names,
 )
 
 for _module in pkgutil.iter_modules(__path__):
@@ -23,6 +24,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "METHODS",
+    "UNRELIABLE",
     "Case",
     "LayerTrace",
     "Method",

@@ -7,10 +7,7 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, Value
+from classlens.core.method_text import parse, refuse_unknown, split_names
 from classlens.core.rules.propagate import Sweep
 from classlens.core.targets import OfClass, Target, directions, picked, scores
 from classlens.errors import MethodError
@@ -63,6 +61,10 @@ class LayerTrace:
     terms: dict[str, Tensor]
 
 
+UNRELIABLE = "the map is unreliable"  # how a note ends that figures repeat as a warning
+POOR = 0.05  # the share of relevance that may be unaccounted for without such a note
+
+
 @dataclass(frozen=True)
 class Balance:
     """Where the starting relevance went; each (B,K), float64."""
@@ -75,6 +77,11 @@ class Balance:
     def error(self) -> Tensor:
         """|arrived + absorbed - started| / size: 0 if all relevance arrived or is accounted for."""
         return (self.arrived + self.absorbed - self.started).abs() / self.size.clamp(min=1e-300)
+
+    def notes(self) -> tuple[str, ...]:
+        """A note if much relevance is unaccounted for: the map does not add up to what it explains."""
+        worst = self.error().max().item()
+        return (f"{worst:.0%} of the relevance is unaccounted for; {UNRELIABLE}",) if worst > POOR else ()
 
 
 def balance(sweep: Sweep, start: Mapping[Value, Tensor]) -> Balance:
@@ -154,36 +161,13 @@ def method(
 
 def resolve(text: str) -> tuple[Method, dict[str, Any]]:
     """A method by name, with options in brackets if there are any."""
-    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text)
-    if not match:
-        raise MethodError(f"cannot read the method {text!r}; write a name such as agf, or agf(without=A)")
-    name, inside = match.groups()
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(METHODS)}"
-        raise MethodError(f"there is no method {name!r}; {hint}")
-    return METHODS[name], _options(inside, text) if inside else {}
-
-
-def _options(inside: str, text: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[(]*[\])])", inside):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not key.isidentifier() or not value:
-            raise MethodError(f"cannot read {part.strip()!r} in {text!r}; options are written name=value")
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value  # a bare word is a string
-    return options
+    name, options = parse(text, METHODS)
+    return METHODS[name], options
 
 
 def check_options(chosen: Method, options: dict[str, Any]) -> None:
     """Refuse options that a method does not have."""
-    for key in options:
-        if key not in chosen.options:
-            has = f"it has {', '.join(chosen.options)}" if chosen.options else "it has none"
-            raise MethodError(f"{chosen.name} has no option {key!r}; {has}")
+    refuse_unknown(chosen.name, options, chosen.options)
 
 
 def is_release(variant: str) -> bool:
@@ -207,19 +191,3 @@ def method_names(methods: str | Sequence[str]) -> list[str]:
     for name in names:
         resolve(name)
     return names
-
-
-def split_names(text: str) -> list[str]:
-    """Split at commas that are not inside brackets.
-
-    >>> split_names("agf, agf(a=1,b=2)")
-    ['agf', 'agf(a=1,b=2)']
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))

@@ -27,7 +27,7 @@ from classlens.core.rules.linear import gamma as gamma_rule
 from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
 from classlens.errors import MethodError
 from classlens.methods.layers import RELEASED_SUMS, evidence_at, first_layers, gradient_values, last_layers
-from classlens.methods.registry import Case, Result, balance, is_release, method, of_colours, total
+from classlens.methods.registry import UNRELIABLE, Case, Result, balance, is_release, method, of_colours, total
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
 FAMILY = "relevance propagation"
@@ -86,13 +86,13 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     """
     began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
     # Maps that are not finite are refused image by image, after the sweep.
-    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0, posinf=0.0).max().item()
+    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0).max().item()
     if growth < MUCH:
         return ()
     words = f"relevance became {growth:.3g} times larger on its way: layers divide by sums near 0"
     if growth >= TOO_MUCH:
         raise MethodError(f"{words}, so the map would be noise; use a method without that division, such as lrp or agf")
-    return (f"{words}; the map is unreliable",)
+    return (f"{words}; {UNRELIABLE}",)
 
 
 def from_logit(case: Case) -> dict[Value, Tensor]:

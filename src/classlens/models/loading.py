@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -92,9 +92,19 @@ def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel
     if _FUNCTION.fullmatch(name):
         return _from_function(name, weights)
     raise ModelError(
-        f"there is no model {name!r}{nearest(name, MODELS)}; choose one of {', '.join(MODELS)}, or a name of the form "
+        f"there is no model {name!r}{_elsewhere(name) or nearest(name, MODELS)}; "
+        f"choose one of {', '.join(MODELS)}, or a name of the form "
         f"{', '.join(KINDS)} (such as torchvision:resnet50)"
     )
+
+
+def _elsewhere(name: str) -> str:
+    """The library that has a network of this name, as part of an error message: "; did you mean timm:resnet50?"."""
+    for library in ("torchvision", "timm"):
+        with suppress(ModelError):  # it has no such network, or it is not installed
+            LIBRARIES[library](name)
+            return f"; did you mean {library}:{name}?"
+    return ""
 
 
 def _from_architecture(name: str, source: Architecture, weights: str | os.PathLike[str] | None) -> LoadedModel:

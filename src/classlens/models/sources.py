@@ -150,7 +150,7 @@ def selfsup(name: str) -> Architecture:
     family, _ = families.family(name)
 
     def published() -> nn.Module:
-        raise ModelError(f"selfsup:{name} has no included weights: pass the project's checkpoint, weights=FILE")
+        raise ModelError(f"selfsup:{name} has no included weights: give the project's checkpoint as its weights")
 
     return Architecture(
         family.build, published, lambda model: Preprocess(), family.labels, partial(families.read, name)
@@ -217,5 +217,5 @@ def _download(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     except Exception as error:  # every HTTP client and hub raises its own errors
         raise ModelError(
             f"the weights of {name} cannot be downloaded ({reason(error)}): "
-            "use weights=None for random weights, or weights=PATH"
+            "give a file of weights, or choose random weights (`none`)"
         ) from error

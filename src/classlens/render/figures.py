@@ -57,7 +57,7 @@ def figure(explanation: Explanation) -> Figure:
             draw(axes[row][1 + k], overlay_of(explanation, row, k))
             chance = probability_text(explanation.probability(row, k))
             head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
-    about = (explanation.method, explanation.model)
+    about = (explanation.method, explanation.model, _warning(explanation))
     foot(fig, question_text(explanation), about, legend(signed), _ends(explanation))
     return fig
 
@@ -80,6 +80,10 @@ def _lines(text: str, width: int) -> list[str]:
     """Wrap text to lines of a width; brackets start a new line if the text does not fit on one."""
     parts = [text] if len(text) <= width else text.replace(" (", "\n(").splitlines()
     return [line for part in parts for line in textwrap.wrap(part, width)]
+
+
+def _warning(explanation: Explanation) -> str:
+    return "unreliable: see the notes" if explanation.report.warnings else ""
 
 
 def _ends(explanation: Explanation) -> tuple[str, str]:
@@ -117,7 +121,7 @@ def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, s
             if method in explanations:
                 e = explanations[method]
                 draw(panel, flat(e, 0, k, slices[k])[1])
-                head(panel, method, f"{e.report.seconds:.1f} s", size=8.5)
+                head(panel, method, _warning(e) or f"{e.report.seconds:.1f} s", size=8.5)
             else:  # it failed, or the last block is shorter
                 panel.set_axis_off()
                 head(panel, method or "", size=8.5)

@@ -77,3 +77,11 @@ def test_what_was_broadcast_over_images_gets_the_sum_of_its_shares() -> None:
     direct = x.abs() / (x.abs() + m.abs()) * r
     of_mean = (r - direct).sum(0)
     assert torch.allclose(back(do, x, r), direct + x.abs() / x.abs().sum(0) * of_mean)
+
+
+def test_shares_of_a_pool_that_returns_places_too() -> None:
+    """As when a network asks for `return_indices=True`."""
+    plain = shared(lambda x: [torch.max_pool2d(x, 2)], [X], torch.tensor([[[[[8.0]]]]]))
+    both = shared(lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True), [X], torch.tensor([[[[[8.0]]]]]))
+    assert torch.equal(both[0], plain[0])
+    assert plain[0].flatten().tolist() == [0.0, 0.0, 0.0, 8.0]

@@ -1,6 +1,6 @@
 """Record what one forward pass of an unmodified network does: `record(model, images) -> Tape`."""
 
-from classlens.core.capture.fold import folded
+from classlens.core.capture.fold import fold_paddings, folded
 from classlens.core.capture.forward import (
     Picker,
     described,
@@ -23,6 +23,6 @@ from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
     "Axis", "GradientsStayOn", "Node", "Pick", "Picker", "Reading", "Recorder", "Tape", "Value", "autocast_off",
-    "described", "folded", "home", "image_index", "in_float32", "last_linear", "outputs_at", "pick_output",
+    "described", "fold_paddings", "folded", "home", "image_index", "in_float32", "last_linear", "outputs_at", "pick_output",
     "pick_part", "placed", "record", "record_logits", "run_model", "unwrap",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ _CONV: dict[str, Any] = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.con
 
 def folded(tape: Tape) -> Tape:
     """The same tape, with paddings and normalisations folded into their linear layers where this is exact."""
-    return _fold_norms(_fold_paddings(tape))
+    return _fold_norms(fold_paddings(tape))
 
 
 def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,8 @@ def _changed(layer: Node, outputs: tuple[Value, ...], **changes: Any) -> Node:
 # ---------------------------------------------------------------------------------------------------------- padding
 
 
-def _fold_paddings(tape: Tape) -> Tape:
+def fold_paddings(tape: Tape) -> Tape:
+    """The same tape, with zeros that a separate operation pads as the padding of the convolution after it."""
     new: dict[Node, Node] = {}
     gone: set[Node] = set()
     for node in tape.nodes:

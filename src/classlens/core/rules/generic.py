@@ -115,14 +115,14 @@ def proportional(
 def shared(
     operation: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], relevance: Tensor, quotient: Quotient = divide
 ) -> Shares:
-    """Def. 1 for any operation L with one output, at the points X: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X).
+    """Def. 1 for the first output of any operation L, at the points X: R_j = sum_i X_j dL_i/dX_j R_i / L_i(X).
 
     >>> parts = shared(lambda x: [x.sum(1)], [torch.tensor([[1.0, 3.0]])], torch.tensor([[8.0]]))
     >>> parts[0]
     tensor([[[2., 6.]]])
     """
-    (total,), adjoint = _run_with_adjoint(operation, points)
-    shares = adjoint([quotient(relevance, total)])
+    (total, *others), adjoint = _run_with_adjoint(operation, points)  # a pool may return the winners' places too
+    shares = adjoint([quotient(relevance, total), *[None] * len(others)])
     return [None if s is None else s.mul_(p) for p, s in zip(points, shares, strict=True)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Value
+from classlens.core.capture import Node, Tape, Value, fold_paddings
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Shares, divide, proportional
 from classlens.core.rules.linear import absolute, agnostic, boxed, linear_map
@@ -37,9 +37,10 @@ from classlens.methods.registry import Case, Result, method
 )  # fmt: skip
 def agf_paper(case: Case, without: str | Iterable[str] = (), only: str | None = None) -> Result:
     """Every convolution gets the full rule, including the first; residual sums use Def. 1."""
-    last = last_layers(case.tape)
-    full = {node for node in case.tape.nodes if node.op == convolution(case.tape) and node not in last}
-    return _run(case, terms.PAPER, full, set(), terms.read_options(without, only))
+    tape = fold_paddings(case.tape)
+    last = last_layers(tape)
+    full = {node for node in tape.nodes if node.op == convolution(tape) and node not in last}
+    return _run(case, tape, terms.PAPER, full, set(), terms.read_options(without, only))
 
 
 @method(
@@ -50,15 +51,16 @@ def agf_release(
     case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None
 ) -> Result:
     """The full rule at spatial convolutions that are followed by an activation before a sum, z^B at the image."""
-    tape = case.tape
+    tape = fold_paddings(case.tape)
     first, last = first_layers(tape), last_layers(tape)
     inside = [node for node in tape.nodes if node not in first and node not in last]
     full = {node for node in inside if is_spatial_conv(tape, node) and meets_activation_first(tape, node)}
-    return _run(case, terms.RELEASE, full, first, terms.read_options(without, only, residual))
+    return _run(case, tape, terms.RELEASE, full, first, terms.read_options(without, only, residual))
 
 
-def _run(case: Case, formula: terms.Formula, full: set[Node], boxes: set[Node], options: terms.Options) -> Result:
-    tape = case.tape
+def _run(
+    case: Case, tape: Tape, formula: terms.Formula, full: set[Node], boxes: set[Node], options: terms.Options
+) -> Result:
     flattened = {
         node: shape for node in tape.nodes
         if node.op == "linear" and (shape := spatial_before_flatten(tape, linear_map(node).value))
