@@ -163,6 +163,27 @@ class Dictionary(nn.Module):
         return {"logits": self.body.head(features), "features": features}
 
 
+class Tokens(nn.Module):
+    """A class token and patches of any number, two blocks with attention, a head on the class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(3, 12, 4, stride=4), nn.Parameter(torch.randn(1, 1, 12))
+        self.norms = nn.ModuleList(nn.LayerNorm(12) for _ in range(5))
+        self.mixes = nn.ModuleList(nn.Linear(12, 36) for _ in range(2))
+        self.ups, self.downs = (nn.ModuleList(nn.Linear(*n) for _ in range(2)) for n in ((12, 24), (24, 12)))
+        self.head = nn.Linear(12, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).mT
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        for i in range(2):
+            q, k, v = self.mixes[i](self.norms[2 * i](x)).unflatten(2, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+            x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            x = x + self.downs[i](F.gelu(self.ups[i](self.norms[2 * i + 1](x))))
+        return self.head(self.norms[4](x[:, 0]))
+
+
 class Volume(nn.Module):
     """For volumes and videos: a stem that strides space alone, a skip, pools, a branch that is enlarged again."""
 
@@ -188,6 +209,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "plain": Plain, "dense-head": DenseHead, "residual": Residual, "dense": Dense, "gated": Gated,
     "conv-head": ConvHead, "modern": Modern, "awkward": Awkward, "dictionary": Dictionary,
 }  # fmt: skip
+WITH_ATTENTION: dict[str, Callable[[], nn.Module]] = {"tokens": Tokens}
 VOLUMES: dict[str, Callable[[], nn.Module]] = {"volume": Volume}  # their images are (B,C,D,H,W)
 RELU_LIKE = ("plain", "dense-head", "residual", "dense", "conv-head")
 
@@ -196,7 +218,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
     """A network of the table with random weights and BatchNorm statistics that are not the trivial ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (NETWORKS | VOLUMES)[name]()
+        model = (NETWORKS | VOLUMES | WITH_ATTENTION)[name]()
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d | nn.BatchNorm3d):
                 nn.init.normal_(module.running_mean, std=0.3)

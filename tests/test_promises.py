@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import pick_output
-from classlens.errors import ModelError
+from classlens.errors import MethodError, ModelError
 from classlens.methods import METHODS
 from networks import NETWORKS, RELU_LIKE, VOLUMES, build, inputs, pictures, volumes
-from quick import QUICK
+from quick import ANYWHERE, QUICK, suited
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 # The release divides by its own small sums; in float32 rounding decides (up to 0.4 relative on ResNet-18).
 UNSTABLE = {"agf-release", "agf-paper"}
-every = pytest.mark.parametrize(
-    ("name", "method"), [(n, m) for n in (*NETWORKS, *VOLUMES) for m in METHODS], ids=lambda value: str(value)
-)
+PAIRS = [(n, m) for n in (*NETWORKS, *VOLUMES) for m in ANYWHERE] + [
+    ("tokens", m) for m in METHODS if METHODS[m].family == "attention"
+]
+every = pytest.mark.parametrize(("name", "method"), PAIRS, ids=lambda value: str(value))
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -90,7 +91,7 @@ def test_many_classes_at_once_are_the_classes_one_by_one(name: str, method: str)
 
 @each_method
 def test_batch_and_classes_in_single_precision(method: str) -> None:
-    model, x = build("residual"), pictures(3)
+    model, x = build(suited("residual", method)), pictures(3)
     together = run(model, x, [[1, 5], [4, 2], [2, 0]], method).maps
     apart = torch.cat([run(model, x[i : i + 1], t, method).maps for i, t in enumerate(([1, 5], [4, 2], [2, 0]))])
     assert close(apart, together, 1e-2 if method in UNSTABLE else 1e-5)
@@ -98,7 +99,7 @@ def test_batch_and_classes_in_single_precision(method: str) -> None:
 
 @each_method
 def test_same_call_same_bits(method: str) -> None:
-    model, x = build("gated"), pictures(2)
+    model, x = build(suited("gated", method)), pictures(2)
     torch.manual_seed(1)
     first = run(model, x, 3, method).maps
     torch.manual_seed(2)
@@ -133,14 +134,14 @@ class Breaks(nn.Module):
 def test_model_is_untouched_after_an_exception(method: str, calls: int) -> None:
     model = Breaks(calls).eval()
     before = fingerprint(model)
-    with contextlib.suppress(ModelError, RuntimeError):
+    with contextlib.suppress(ModelError, MethodError, RuntimeError):
         run(model, pictures(2), classlens.top(2), method)
     assert same(before, fingerprint(model))
 
 
 @each_method
 def test_two_threads_on_one_model(method: str) -> None:
-    model = build("residual")
+    model = build(suited("residual", method))
     inputs = [pictures(1, seed=s) for s in (1, 2)]
     expected = [run(model, x, 1, method).maps for x in inputs]
     before = fingerprint(model)
@@ -170,7 +171,7 @@ def test_conservation_holds_where_it_is_promised(name: str, method: str) -> None
 @pytest.mark.parametrize("how", ["no_grad", "inference_mode", "frozen"])
 @each_method
 def test_gradients_switched_off_make_no_difference(method: str, how: str) -> None:
-    model, x = build("residual"), pictures(1)
+    model, x = build(suited("residual", method)), pictures(1)
     expected = run(model, x, 1, method).maps
     if how == "frozen":
         model.requires_grad_(False)
@@ -186,8 +187,8 @@ def test_gradients_switched_off_make_no_difference(method: str, how: str) -> Non
 def test_precisions(method: str, dtype: torch.dtype) -> None:
     """The model's precision decides; the input may come in any."""
     x = pictures(1)
-    exact = run(build("plain").double(), x, None, method)
-    e = run(build("plain").to(dtype), x.to(torch.float64), exact.targets, method)
+    exact = run(build(suited("plain", method)).double(), x, None, method)
+    e = run(build(suited("plain", method)).to(dtype), x.to(torch.float64), exact.targets, method)
     assert torch.isfinite(e.maps).all()
     assert e.maps.dtype == dtype or e.maps.dtype == torch.float32
     likeness = torch.nn.functional.cosine_similarity(e.maps.double().flatten(), exact.maps.flatten(), dim=0)
@@ -206,8 +207,15 @@ def test_half_precision_is_explained_in_float32(method: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].class_specific])
 def test_class_specific_methods_tell_classes_apart(method: str) -> None:
-    e = run(build("residual"), pictures(2), classlens.top(2), method)
+    e = run(build(suited("residual", method)), pictures(2), classlens.top(2), method)
     assert not close(e.maps[:, :1], e.maps[:, 1:], 1e-2)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].attention])
+def test_methods_that_need_attention_refuse_networks_without(method: str, name: str) -> None:
+    with pytest.raises(MethodError, match=f"^{method} needs attention, and this network has none; use agf or lrp$"):
+        run(build(name), pictures(1), 1, method)
 
 
 def test_dict_outputs_can_be_picked_for_every_method() -> None:

@@ -15,11 +15,11 @@ from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
 from networks import NETWORKS, build, pictures
-from quick import QUICK
+from quick import ANYWHERE, QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
-TAKE = [name for name, method in METHODS.items() if method.scalars]
+TAKE = [name for name in ANYWHERE if METHODS[name].scalars]
 REFUSE = [name for name, method in METHODS.items() if not method.scalars]
 # Methods whose map is linear in the score, so that the opposite question has the opposite map.
 LINEAR = [

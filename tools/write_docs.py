@@ -25,8 +25,9 @@ HEAD = """# The methods
 
 <!-- written by tools/write_docs.py from the registry -->
 
-Every method works on any model: `classlens.explain(model, images, targets, method=NAME)`, `--method NAME`. Pass options
-in brackets or as keywords: `agf-release(without=A)`. [Choosing a method](choosing.md) says which one to use.
+Every method works on any model, except that some [need attention](transformers.md): `classlens.explain(model, images,
+targets, method=NAME)`, `--method NAME`. Pass options in brackets or as keywords: `agf-release(without=A)`. [Choosing a
+method](choosing.md) says which one to use.
 
 ## At a glance
 
@@ -35,9 +36,11 @@ The paper's table of properties, extended to every method of classlens.
 - *class-specific*: another class gives another map. *signed*: negative values are evidence against the class.
 - *conserves*: on ReLU-like networks the map sums to the starting relevance, minus what the report lists as absorbed.
 - *functions*: the target may be [any function of the logits](concepts.md#targets), not only a class.
+- *needs attention*: only for networks with attention; others are refused by name. See [Transformers](transformers.md).
 - *cost*: the arithmetic of convolutions and matrix products, in forward passes of the network, for the first class and
-  for each further class; counted on a small network of five convolutions, so it is the same on every machine. It
-  includes the forward pass, which all classes share. [Speed](speed.md) describes what else takes time.
+  for each further class; counted on a small network of five convolutions, or of two transformer blocks for the family
+  *attention*, so it is the same on every machine. It includes the forward pass, which all classes share.
+  [Speed](speed.md) describes what else takes time.
 """
 
 AFTER = """
@@ -75,12 +78,35 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Blocks(nn.Module):
+    """A class token, 64 patches and two transformer blocks, to count methods for attention on.
+
+    The attention is written out, since the counter does not know all fused kernels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(3, 64, 8, 8), nn.Parameter(torch.randn(1, 1, 64))
+        self.qkv, self.up = (nn.ModuleList(nn.Linear(64, n) for _ in range(2)) for n in (192, 128))
+        self.down, self.norms = nn.ModuleList(nn.Linear(128, 64) for _ in range(2)), nn.LayerNorm(64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).mT
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        for qkv, up, down in zip(self.qkv, self.up, self.down, strict=True):
+            q, k, v = qkv(self.norms(x)).unflatten(2, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+            x = x + ((q @ k.mT / 4).softmax(-1) @ v).transpose(1, 2).flatten(2)
+            x = x + down(nn.functional.gelu(up(self.norms(x))))
+        return self.head(x[:, 0])
+
+
 @cache
-def network() -> tuple[nn.Module, Tensor]:
+def network(attention: bool = False) -> tuple[nn.Module, Tensor]:
     """The network that is counted on, and an image."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, image = Small().eval(), torch.rand(1, 3, 64, 64)
+        model, image = (Blocks() if attention else Small()).eval(), torch.rand(1, 3, 64, 64)
     classlens.explain(model, image, method="gradient")  # the first recording of a model is checked by another forward
     return model, image
 
@@ -94,7 +120,7 @@ def operations(run: Any) -> int:
 
 def in_forwards(method: str, classes: list[int], **options: Any) -> float:
     """The operations of maps of some classes over those of a plain forward pass."""
-    model, image = network()
+    model, image = network(METHODS[method].family == "attention")
     with torch.no_grad():
         forward = operations(lambda: model(image))
     return operations(lambda: classlens.explain(model, image, [classes], method, **options)) / forward
@@ -127,11 +153,11 @@ def yes(mark: bool) -> str:
 def glance() -> list[str]:
     """The table of properties."""
     lines = [
-        "| method | class-specific | signed | conserves | functions | cost, first class | each further |",
-        "|---|:-:|:-:|:-:|:-:|--:|--:|",
+        "| method | class-specific | signed | conserves | functions | needs attention | cost, first class | further |",
+        "|---|:-:|:-:|:-:|:-:|:-:|--:|--:|",
     ]
     for m in METHODS.values():
-        marks = " | ".join(yes(mark) for mark in (m.class_specific, m.signed, m.conserves, m.scalars))
+        marks = " | ".join(yes(mark) for mark in (m.class_specific, m.signed, m.conserves, m.scalars, m.attention))
         lines.append(f"| [`{m.name}`](#{m.family.replace(' ', '-')}) | {marks} | {' | '.join(map(count, cost(m)))} |")
     return lines
 

@@ -24,7 +24,7 @@ from classlens.interop import captum as adapters
 from classlens.interop.captum import AGF, AGFRelease, class_name, image_attr
 from classlens.methods import METHODS, Case, Result, registry
 from networks import build, pictures
-from quick import QUICK
+from quick import QUICK, suited
 
 SAME_AS_CAPTUM: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "gradient-x-input": (captum.attr.InputXGradient, {}, {}),
@@ -35,7 +35,7 @@ SAME_AS_CAPTUM: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_class_whose_channels_add_up_to_the_map(method: str) -> None:
-    model, x = build("residual").double(), pictures(2).double()
+    model, x = build(suited("residual", method)).double(), pictures(2).double()
     attributor = getattr(adapters, class_name(method))
     found = attributor(model, **QUICK.get(method, {})).attribute(x, target=[1, 4])
     assert found.shape == x.shape

@@ -24,9 +24,9 @@ from classlens.methods import METHODS
 from classlens.methods.agf.terms import above_rivals, highlighted
 from dense import dense
 from networks import build, pictures
-from quick import QUICK
+from quick import ANYWHERE, QUICK
 
-SCALARS = [name for name in METHODS if METHODS[name].scalars]
+SCALARS = [name for name in ANYWHERE if METHODS[name].scalars]
 WATCHES_PROBABILITY = ("rise", "meaningful-perturbation")
 HAS_ITS_OWN_SCORE = [name for name in SCALARS if name.startswith("agf")]  # of a class; of a callable, its own number
 
@@ -35,7 +35,7 @@ def run(targets: Any, method: str, images: Tensor, model: str = "residual") -> c
     return classlens.explain(build(model).double(), images.double(), targets, method, **QUICK.get(method, {}))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANYWHERE)
 def test_a_target_that_picks_a_logit_is_the_class(method: str) -> None:
     x = pictures(2)
     by_index = run([1, 4], method, x)
@@ -128,7 +128,7 @@ def test_maps_that_are_complete_add_up_to_the_scalars_difference(method: str, to
     torch.testing.assert_close(e.report.started[:, 0], difference, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in SCALARS])
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].scalars])
 def test_methods_that_need_a_class_say_so(method: str) -> None:
     with pytest.raises(MethodError, match=f"{method} contrasts a class with the others: .*'ClassifierOutputSoft"):
         run(ClassifierOutputSoftmaxTarget(1), method, pictures(1))

@@ -12,7 +12,7 @@ from classlens.errors import MethodError
 from classlens.interop.quantus import explain_func
 from classlens.methods import METHODS
 from networks import build, pictures
-from quick import QUICK
+from quick import QUICK, suited
 
 # Quantus tells of its parameters by warnings, and uses scikit-image names that are to go.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -23,7 +23,7 @@ Y = np.array([1, 4, 2])
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_what_quantus_asks_for(method: str) -> None:
-    model = build("residual")
+    model = build(suited("residual", method))
     found = explain_func(model, X, Y, method=method, device="cpu", **QUICK.get(method, {}))
     quantus.helpers.asserts.assert_attributions(x_batch=X, a_batch=found)
     assert found.shape == (3, 1, 32, 32)

@@ -21,18 +21,20 @@ PATHS = {"integrated-gradients", "gradient-shap"}
 GRADIENTS = {"gradient", "gradient-x-input", "smoothgrad", *PATHS}
 PERTURBATION = {"rise", "meaningful-perturbation"}
 CONTROLS = {"random", "centre", "sobel"}
+ATTENTION = {"attention-rollout", "generic-attention", "transformer-attribution", "attnlrp", "libragrad", "legrad"}
 REST = {"rap", "fullgrad", "deeplift-shap"}
-ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONTROLS | REST
+ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONTROLS | ATTENTION | REST
 
 
 @pytest.mark.parametrize(
     ("says", "of"),
     [
-        ("class_specific", ALL - CONTROLS - {"lrp", "lrp-ab", "rap", "excitation-bp", "fullgrad"}),
+        ("class_specific", ALL - CONTROLS - {"lrp", "lrp-ab", "rap", "excitation-bp", "fullgrad", "attention-rollout"}),
         ("signed", AGF | CONTRASTS | PATHS | LRP - {"lrp"}
-         | {"contrastive-excitation-bp", "deeplift-shap", "gradient-x-input", "random", "rap"}),
+         | {"attnlrp", "libragrad", "contrastive-excitation-bp", "deeplift-shap", "gradient-x-input", "random", "rap"}),
         ("conserves", LRP | EXCITATION | {"agf", "deeplift-shap", "fullgrad", "rap"}),
         ("scalars", ALL - CONTRASTS - {"finer-cam"}),
+        ("attention", ATTENTION - {"attnlrp"}),
         ("layers", ALL - GRADIENTS - PERTURBATION - CONTROLS),
         ("contrastive", CONTRASTS | {"finer-cam", "contrastive-excitation-bp"}),
         ("locates", AGF | CAM - {"finer-cam"} | GRADIENTS | PERTURBATION | LRP - {"lrp", "lrp-ab"} | {"deeplift-shap"}),
@@ -62,6 +64,8 @@ DEFAULTS = {
         {"steps": 300, "rate": 0.1, "area": 1e-4, "variation": 1e-2, "cell": 8, "jitter": 4, "seed": 0},
     "lrp": VARIANT, "lrp-ab": VARIANT, "lrp-epsilon-plus-flat": {}, "lrp-epsilon-gamma-box": {"gamma": 0.25},
     "clrp": VARIANT, "sglrp": VARIANT, "rap": VARIANT, "excitation-bp": {}, "contrastive-excitation-bp": {},
+    "attention-rollout": {"start": 0}, "transformer-attribution": {"start": 0}, "generic-attention": {},
+    "attnlrp": {"conv_gamma": 0.25, "linear_gamma": 0.05}, "libragrad": {"start": 0}, "legrad": {"last": 2},
 }  # fmt: skip
 
 
@@ -108,7 +112,7 @@ def test_methods_with_options_are_read(text: str, name: str, options: dict[str, 
     [
         ("agf(", r"cannot read the method 'agf\('; write a name such as agf"),
         ("agf!", "cannot read the method"),
-        ("gradcamm", r"there is no method 'gradcamm'; did you mean gradcam or .*layercam"),
+        ("gradcamm", r"there is no method 'gradcamm'; did you mean gradcam or "),
         ("xyzzy", "there is no method 'xyzzy'; choose one of .*agf, agf-paper"),
         ("rise(cells)", r"cannot read 'cells' in 'rise\(cells\)'; options are written name=value"),
         ("rise(=3)", "cannot read '=3'"),

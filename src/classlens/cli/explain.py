@@ -85,11 +85,8 @@ def explain(
         classlens explain photo.jpg --class tabby --rather-than "Egyptian cat"
         classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
         classlens explain photo.jpg --model runs/voc --multilabel
-
         classlens explain street.jpg --model my_package:detector --box 0 --box 1
-
         classlens explain street.jpg --model my_package:segmenter --region person --region car@40,60
-
         classlens explain scan.nii.gz --model nodules/card.json
 
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also

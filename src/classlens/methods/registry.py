@@ -129,6 +129,7 @@ class Method:
     scalars: bool  # also explains other functions of the logits: a callable, a contrast
     layers: bool  # uses the layers of the network; otherwise image and logits are enough
     contrastive: bool  # always contrasts the class with others, by construction
+    attention: bool  # only for networks with attention; others are refused
 
     @property
     def locates(self) -> bool:
@@ -141,7 +142,7 @@ METHODS: dict[str, Method] = {}
 
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
-    scalars: bool = False, layers: bool = True, contrastive: bool = False,
+    scalars: bool = False, layers: bool = True, contrastive: bool = False, attention: bool = False,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Register a function (Case, **options) -> Result.
 
@@ -152,8 +153,9 @@ def method(
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
         METHODS[name] = Method(
-            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive
-        )
+            name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive,
+            attention,
+        )  # fmt: skip
         return run
 
     return add

@@ -24,7 +24,7 @@ from classlens.core.rules.linear import (
     positive,
 )
 from classlens.core.rules.linear import gamma as gamma_rule
-from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, propagate, rule_for
+from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, forgetting, propagate, rule_for
 from classlens.errors import MethodError
 from classlens.methods.layers import RELEASED_SUMS, evidence_at, first_layers, gradient_values, last_layers
 from classlens.methods.registry import UNRELIABLE, Case, Result, balance, is_release, method, of_colours, total
@@ -70,9 +70,12 @@ def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Te
             return on(recipe.layers)
         return recipe.table.get(node.op) or rule_for(node)
 
-    swept = propagate(tape, start, choose, recipe.merge, ledger)
+    done = forgetting(case.tape) if case.once else None
+    swept = propagate(tape, start, choose, recipe.merge, ledger, done=done)
     result = of_colours(swept.relevance, balance(swept, start))
-    return swept.relevance, replace(result, notes=grown(start, swept.relevance))
+    # A release is what the authors' code computes, noise included.
+    notes = () if recipe.quotient is divide_released else grown(start, swept.relevance)
+    return swept.relevance, replace(result, notes=notes)
 
 
 MUCH, TOO_MUCH = 10.0, 1000.0  # how many times larger relevance may become: a note, and a refusal

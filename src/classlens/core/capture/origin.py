@@ -11,6 +11,7 @@ and the others keep the indices of the entries that they are computed at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -258,3 +259,44 @@ def _thin(index: Tensor) -> Tensor:
         if index.stride(axis) == 0 or bool((index == one).all()):
             index = one
     return index.clone()
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The place of each entry of a value on the grid of a feature map of whole images."""
+
+    grid: tuple[int, int]
+    index: Tensor  # 1 to h*w, of a shape that broadcasts to the value's; 0: no place, such as a class token
+
+    def on_grid(self, share: Tensor, axis: Axis, images: int) -> Tensor:
+        """Relevance (K, *shape), summed over channels, heads and windows: (K, images, h, w)."""
+        height, width = self.grid
+        index = self.index.expand(share.shape[1:])[None]
+        places = axis.first(index, images)[0].flatten(1).long()  # (images, entries)
+        values = axis.first(share, images).flatten(2)
+        found = values.new_zeros(*values.shape[:2], height * width + 1)
+        found.scatter_add_(2, places.expand(values.shape), values)
+        on_grid: Tensor = found[..., 1:].unflatten(2, (height, width))
+        return on_grid
+
+
+def place_index(tape: Tape) -> dict[Value, Places]:
+    """The places of each value that was computed place by place from a feature map (B, C, h, w).
+
+    Attention computes each token from all others; its output belongs to the place of the query.
+    """
+    grids: dict[int, tuple[int, int]] = {}
+
+    def fresh(shape: torch.Size) -> Tensor:
+        count = math.prod(shape[2:])
+        if len(shape) == 4:
+            grids[count] = (shape[2], shape[3])
+        index = torch.arange(1.0, count + 1, dtype=torch.float32, device=tape.image.tensor.device)
+        return index.reshape(1, 1, *shape[2:])
+
+    found = _followed(tape, fresh, lambda index: index)
+    last = {value: grids.get(int(index.max())) for value, index in found.items() if index.numel()}
+    return {value: Places(grid, found[value]) for value, grid in last.items() if grid is not None}

@@ -37,6 +37,14 @@ class Value:
                 self.kept = self.kept()
         return self.kept
 
+    def release(self) -> None:
+        """Free the tensor and its part of autograd's graph; only the shape stays."""
+        self.kept, self.edge = _released, None
+
+
+def _released() -> Tensor:
+    raise CaptureError("this value of the forward pass was freed, because the pass was recorded for one explanation")
+
 
 def value_of(tensor: Tensor) -> Value:
     """The current value of a tensor."""

@@ -7,6 +7,7 @@ ICML 2022).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,24 +72,64 @@ def attention_weights(q: Tensor, k: Tensor, mask: Any, causal: bool, scale: floa
 def multi_head_attention(node: Node, relevance: list[Tensor | None]) -> Shares:
     """torch's whole attention layer: back through the output projection, the weights, the value projection."""
     named = node.arguments()
-    r, heads, value = relevance[0], int(named["num_heads"]), named["value"]
+    r, value = relevance[0], named["value"]
     if r is None or named["bias_k"] is not None or named["add_zero_attn"]:
         raise UnsupportedOp(f"no rule for attention whose weights are its output, or with bias_k ({node.where})")
     if not isinstance(value, Value):
         raise UnsupportedOp(f"no rule for attention whose values do not depend on the image ({node.where})")
-    a: dict[str, Any] = {name: _tensor(given) for name, given in named.items()}
+    parts = layer_parts(node)
+    r = _dense(parts.seen, parts.out_weight, r)
+    r_v = parts.merged(through_weights(parts.weights, parts.values, parts.by_head(r)))
+    return only(node, value, _dense(value.tensor, parts.value_weight, r_v))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerParts:
+    """What happens inside of a recorded `multi_head_attention_forward`."""
+
+    weights: Tensor  # (N, heads, L, S)
+    values: Tensor  # (N, heads, S, E / heads)
+    queries: Tensor  # (N, heads, L, E / heads)
+    keys: Tensor  # (N, heads, S, E / heads)
+    projections: tuple[Tensor, Tensor, Tensor]  # the weights that make queries, keys and values
+    out_weight: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """(L, N, E): what the output projection reads."""
+        return (self.weights @ self.values).permute(2, 0, 1, 3).flatten(-2)
+
+    @property
+    def value_weight(self) -> Tensor:
+        return self.projections[2]
+
+    def by_head(self, t: Tensor) -> Tensor:
+        """(..., L, N, E) -> (..., N, heads, L, E / heads)."""
+        found: Tensor = t.unflatten(-1, (self.weights.shape[1], -1)).movedim(-4, -2)
+        return found
+
+    def merged(self, t: Tensor) -> Tensor:
+        """(..., N, heads, L, E / heads) -> (..., L, N, E)."""
+        return t.movedim(-2, -4).flatten(-2)
+
+
+def layer_parts(node: Node) -> LayerParts:
+    """The parts of torch's whole attention layer, computed again."""
+    a: dict[str, Any] = {name: _tensor(given) for name, given in node.arguments().items()}
     _, weights = F.multi_head_attention_forward(**a | {"need_weights": True, "average_attn_weights": False})
-    assert weights is not None  # (N,heads,L,S)
-    x, size = a["value"], int(a["embed_dim_to_check"])  # (S,N,E), or (S,N,vdim) beside E
-    w_v = a["v_proj_weight"] if a.get("use_separate_proj_weight") else a["in_proj_weight"][2 * size :]
-    b_v = None if a["in_proj_bias"] is None else a["in_proj_bias"][2 * size :]
-    v = F.linear(x, w_v, b_v)
-    by_head = v.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)  # (N,heads,S,E/heads)
-    seen = (weights @ by_head).permute(2, 0, 1, 3).flatten(-2)  # (L,N,E), what the output projection reads
-    r = _dense(seen, a["out_proj_weight"], r)
-    r_seen = r.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)  # (K,N,heads,L,E/heads)
-    r_v = through_weights(weights, by_head, r_seen).permute(0, 3, 1, 2, 4).flatten(-2)  # (K,S,N,E)
-    return only(node, value, _dense(x, w_v, r_v))
+    assert weights is not None
+    heads = int(a["num_heads"])
+    if a.get("use_separate_proj_weight"):
+        projections = a["q_proj_weight"], a["k_proj_weight"], a["v_proj_weight"]
+    else:
+        projections = a["in_proj_weight"].chunk(3)
+    biases = (None, None, None) if a["in_proj_bias"] is None else a["in_proj_bias"].chunk(3)
+    q, k, v = (
+        F.linear(x, w.detach(), b).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+        for x, w, b in zip((a["query"], a["key"], a["value"]), projections, biases, strict=True)
+    )
+    weights = weights.reshape(-1, *weights.shape[-3:])
+    return LayerParts(weights, v, q, k, tuple(w.detach() for w in projections), a["out_proj_weight"].detach())
 
 
 def _tensor(argument: Any) -> Any:

@@ -144,11 +144,12 @@ def propagate(
     merge: Merge = add_shares,
     ledger: Ledger | None = None,
     watch: Watch | None = None,
+    done: Callable[[Node], None] | None = None,
 ) -> Sweep:
     """Propagate relevance from `start` ({value: (K, *shape)}) back to the image.
 
     `choose` returns the rule of a node. The relevance of a value with several uses is merged before its producer is
-    visited, so each node is visited once.
+    visited, so each node is visited once. `done` is called after each node.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
     ledger.axes = image_index(tape) if ledger.images > 1 else None
@@ -174,12 +175,34 @@ def propagate(
                 _write_down_rest(ledger, arrived, shares)
             for value, share in _pairs(node, shares):
                 pending.setdefault(value, []).append(share)
+            if done is not None:
+                done(node)
         relevance = settle(tape.image)
-    classes = next(iter(start.values())).shape[0]
     if relevance is None:
-        relevance = torch.zeros(classes, *tape.image.shape).to(tape.image.tensor)
+        relevance = torch.zeros(len(next(iter(start.values()))), *tape.image.shape).to(tape.image.tensor)
     absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
     return Sweep(relevance, absorbed)
+
+
+def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Callable[[Node], None]:
+    """A callback that frees the values of a tape, and their gradients, behind the sweep: for the last use of a tape.
+
+    No earlier node reads an output of a later one. `tape` is the whole tape, also if the sweep walks a folded one.
+    """
+    ahead = list(tape.nodes)
+
+    def forget(node: Node) -> None:
+        while ahead:
+            last = ahead.pop()
+            for value in last.outputs:
+                if value is not tape.output:
+                    value.release()
+                if gradients is not None:
+                    gradients.pop(value, None)
+            if last.outputs == node.outputs:
+                return
+
+    return forget
 
 
 def _keeps_relevance(node: Node) -> bool:

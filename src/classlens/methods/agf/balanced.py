@@ -63,7 +63,7 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     score = SCORE_OF_LABEL if case.multilabel else SCORE
     streams = open_streams(case, tape, head, deep if weight else (), score)
     rules = Balanced(streams, options, first, grids, deep, weight)
-    sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch)
+    sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch, done=streams.done)
     if not deep and only is None:
         sweep.notes.append(
             f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "

@@ -67,7 +67,7 @@ def _run(
     }  # fmt: skip
     streams = open_streams(case, tape, last_layers(tape), [*full, *flattened], terms.highlighted)
     rules = Published(streams, formula, options, full, boxes, flattened)
-    sweep = propagate(tape, streams.start, rules.choose, rules.merge, streams.ledger, streams.watch)
+    sweep = propagate(tape, streams.start, rules.choose, rules.merge, streams.ledger, streams.watch, streams.done)
     relevance = sweep.relevance
     if formula is terms.RELEASE:  # the released map is divided by its maximum over colours and positions
         relevance = divide(relevance, terms.per_image_max(relevance))

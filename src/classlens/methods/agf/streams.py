@@ -9,7 +9,7 @@ Every variant opens the streams, sweeps once with its own rules, and returns the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value
 from classlens.core.rules.generic import Shares
-from classlens.core.rules.propagate import Ledger, Sweep, Watch
+from classlens.core.rules.propagate import Ledger, Sweep, Watch, forgetting
 from classlens.core.targets import OfClass, picked
 from classlens.errors import TargetError
 from classlens.methods.layers import evidence_at, gradient_values, own_gradient
@@ -41,6 +41,7 @@ class Streams:
     ledger: Ledger
     trace: dict[Node, dict[str, Tensor]] | None  # the terms of each layer; None: not requested
     notes: tuple[str, ...] = ()
+    done: Callable[[Node], None] | None = None  # called by the sweep after each node
 
     def gradient(self, node: Node) -> Tensor:
         """The gradient at the input of a layer, through that layer."""
@@ -78,10 +79,11 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
     with torch.enable_grad():
         scores = case.scores(logits, picked if alone else score)  # for a callable, its value
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
-    gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]))
+    gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]), keep=not case.once)
     start = evidence_at(tape, top, gradients)
     notes = (_SATURATED,) if not cotangents.flatten(2).any(2).all() else ()
-    return Streams(tape, gradients, start, Ledger(len(case.images)), {} if case.trace else None, notes)
+    done = forgetting(case.tape, gradients) if case.once else None
+    return Streams(tape, gradients, start, Ledger(len(case.images)), {} if case.trace else None, notes, done)
 
 
 def _refuse_equal(logits: Tensor) -> None:
