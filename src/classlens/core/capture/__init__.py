@@ -23,6 +23,6 @@ from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
     "Axis", "GradientsStayOn", "Node", "Pick", "Picker", "Places", "Reading", "Recorder", "Tape", "Value",
-    "autocast_off", "described", "fold_paddings", "folded", "home", "image_index", "in_float32", "last_linear", 
+    "autocast_off", "described", "fold_paddings", "folded", "home", "image_index", "in_float32", "last_linear",
     "outputs_at", "pick_output", "pick_part", "place_index", "placed", "record", "record_logits", "run_model", "unwrap",
 ]  # fmt: skip
