@@ -20,8 +20,7 @@ argument left out. A fault is killed when a test fails. Every fault that survive
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by tests that reach it and take {seconds:.0f} seconds together: one for each way through the changed
 function first, those of its own test file before others. Code that runs on import is tried by the tests of its own file
-and of the registry. Tests that were left out might kill a few more. A verdict holds until its function
-changes.
+and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes.
 
 {state}
 
@@ -88,7 +87,10 @@ def write_table(faults: Sequence[Mutant], rows: Rows) -> None:
     state = (
         "All faults were tried."
         if tried == len(faults)
-        else f"{tried} of {len(faults)} faults were tried. Where a file has more, they are a random sample."
+        else (
+            f"{tried} of {len(faults)} faults have a verdict. The others were not tried yet, or their function "
+            "has changed since. So the share of a file with few verdicts says little."
+        )
     )
     files = list(dict.fromkeys(m.file for m in faults))
     groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]
@@ -108,7 +110,12 @@ def _survivors(faults: Sequence[Mutant], rows: Rows) -> str:
     groups = [(e["file"], e["reason"], [k for k in e["faults"] if (e["file"], k) in alive]) for e in entries()]
     rest = [fault for fault in alive if fault not in explained()]
     groups += [
-        (file, "no reason yet.", [k for f, k in rest if f == file]) for file in dict.fromkeys(f for f, _ in rest)
+        (
+            file,
+            "no reason yet. A test that was written since may kill it (`tools/mutants --again`).",
+            [k for f, k in rest if f == file],
+        )
+        for file in dict.fromkeys(f for f, _ in rest)
     ]
     texts = [f"`{f}`: {reason}\n\n" + "".join(f"    {key}\n" for key in keys) for f, reason, keys in groups if keys]
     return "\n## Survivors\n\n" + "\n".join(texts)
