@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, autocast_off, placed, record, record_logits, unwrap
+from classlens import chunks
+from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
 from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
 from classlens.data.batches import as_batch, pictures, stacked
 from classlens.data.images import check_batch, rescaled
@@ -230,9 +231,9 @@ def run(
     network, batch, loaded = prepare(model, images)
     # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
-        tape = recorded
-        if tape is None:
-            tape = (record if chosen.layers else record_logits)(network, batch, output)
+        whole = True
+        if (tape := recorded) is None:
+            tape, whole = chunks.tape_of(chosen, network, batch, output)
         _check_logits(tape.logits, len(batch))
         labels = _labels(loaded, tape.logits.shape[1])
         classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
@@ -242,7 +243,7 @@ def run(
             multilabel = loaded is not None and loaded.multilabel
         case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
         with autocast_off(batch.device):
-            result = chosen.run(case, **options)
+            result = chunks.run(chosen, case, options, whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
