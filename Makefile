@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Idle threads sleep instead of spinning: on a busy machine that is several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types imports unit wheel lowest outside fuzz docs bench mutants format clean
+.PHONY: help demo test lint types imports unit wheel lowest outside fuzz docs bench mutants chaos format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -70,6 +70,9 @@ bench: $(VENV)/.all ## speed and memory beside other libraries: benchmarks/RESUL
 
 mutants: $(VENV)/.all ## one small fault at a time: does a test fail? tests/MUTANTS.md (half an hour; goes on where it was)
 	$(BIN)/python tools/mutants
+
+chaos: $(VENV)/.all ## kills, full disks, jumping clocks, fuzzed pictures: is anything silently wrong? (ten minutes)
+	$(BIN)/python tools/chaos
 
 format: $(VENV)/.all ## let ruff mend style and formatting
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from classlens import chunks
 from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
 from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
 from classlens.core.targets.ask import ask, embedder
@@ -234,7 +236,8 @@ def run(
     with onednn_errors(), torch.inference_mode(False):
         embed = embedder(network, lambda image: prepare(loaded or network, image)[1], output)
         models = Models() if loaded is None else Models(loaded.labels, embed_text=loaded.embed_text)
-        found = ask(network, batch, targets, replace(models, embed=embed), output, rather_than, chosen.layers, recorded)
+        taped = functools.partial(chunks.tape_of, chosen, network, batch)
+        found = ask(network, batch, targets, replace(models, embed=embed), output, rather_than, taped, recorded)
         if not chosen.scalars:
             _check_for_classes_alone(chosen, found.tape.logits.shape[1], found.scalars)
         if multilabel is None:
@@ -244,7 +247,7 @@ def run(
             once=recorded is None,
         )  # fmt: skip
         with autocast_off(batch.device):
-            result = chosen.run(case, **options)
+            result = chunks.run(chosen, case, options, whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result

@@ -1,4 +1,4 @@
-"""A workaround for CPUs that report instructions they cannot run.
+"""The machine: a workaround for CPUs that report instructions they cannot run, and the size of its memory.
 
 Some virtual machines report AMX, Intel's matrix instructions, but cannot run them. oneDNN, which implements PyTorch's
 convolutions, relies on the report: it raises `could not create a primitive` or dies with an illegal instruction. An
@@ -9,6 +9,7 @@ The kernel (`arch_prctl`) does not reveal such machines: oneDNN asks it too, and
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from classlens.errors import MachineError
 
 VARIABLE, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
+_USUAL = 16 * 2**30  # memory of a machine that does not say
 _REFUSED = re.compile(r"could not create a primitive(?! descriptor)")
 
 
@@ -41,6 +43,37 @@ def avoid_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
         return
     if announced:
         os.environ.setdefault(VARIABLE, WITHOUT_AMX)
+
+
+@functools.cache
+def memory() -> int:
+    """Bytes of memory that this process may use: of the machine or, in a container, of its limit.
+
+    >>> memory() // 2**30
+    23
+    """
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        total = _USUAL
+    return min([total, *_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+
+
+def _limits(root: Path, own: Path) -> Iterator[int]:
+    """The memory limits of the control groups that a process belongs to."""
+    try:
+        names = [line.split(":", 2)[2] for line in own.read_text().splitlines()]
+    except (OSError, IndexError):
+        names = []
+    folders = [root, root / "memory"]
+    for name in names:
+        inside = [part for part in name.split("/") if part and part != ".."]
+        folders += [base.joinpath(*inside[:n]) for base in (root, root / "memory") for n in range(1, len(inside) + 1)]
+    for file in (folder / name for folder in folders for name in ("memory.max", "memory.limit_in_bytes")):
+        try:
+            yield int(file.read_text())
+        except (OSError, ValueError):  # not there, or "max": no limit
+            continue
 
 
 @contextmanager

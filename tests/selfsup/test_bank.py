@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -163,6 +165,32 @@ def test_broken_pictures_are_left_out(pictures: Path, tmp_path: Path) -> None:
         file.write_bytes(b"no picture")
     with pytest.raises(BankError, match="none of the 9 images"):
         build_bank(net(), tmp_path / "some", tmp_path / "none")
+
+
+def test_pictures_that_were_mended_or_changed_are_computed_again(pictures: Path, tmp_path: Path) -> None:
+    some, out = tmp_path / "some", tmp_path / "bank"
+    shutil.copytree(pictures, some)
+    (some / "4.png").write_bytes(b"no picture")
+    build_bank(net(), some, out)
+    shutil.copy(pictures / "4.png", some / "4.png")
+    shutil.copy(pictures / "3.png", some / "2.png")
+    again, fresh = build_bank(net(), some, out), build_bank(net(), some, tmp_path / "fresh")
+    assert len(again) == 9
+    np.testing.assert_allclose(again.latents, fresh.latents, atol=1e-6)
+    assert (again.rows == fresh.rows).all()
+
+
+def test_a_full_disk_is_an_error_and_no_signal(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The space is taken before the arrays are mapped: a write to a map without space would end the process."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        build_bank(net(), pictures, tmp_path / "bank")
+    monkeypatch.undo()
+    assert len(build_bank(net(), pictures, tmp_path / "bank")) == 9
 
 
 def test_pictures_of_any_size(pictures: Path, tmp_path: Path) -> None:

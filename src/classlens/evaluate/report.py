@@ -43,7 +43,7 @@ def write(store: Store, plan: Plan, settings: Settings, worker: Worker) -> Repor
     results = collect(store, plan)
     built = [tables.build(part.dataset.name, config, rows, settings.seed) for part, config, rows in results]
     skipped = skipped_rows(store, plan)
-    notes = (*plan.notes, *_failures(skipped, settings), *_too_few(results))
+    notes = (*plan.notes, *_unread(plan), *_failures(skipped, settings), *_too_few(results))
     panels = [panel for table, (_, _, rows) in zip(built, results, strict=True) for panel in _panels(table, rows)]
     built = _with_differences(built, results, settings)
     drawing = png(curves.draw(panels, settings.methods))
@@ -106,6 +106,11 @@ def skipped_rows(store: Store, plan: Plan) -> list[dict[str, Any]]:
             mine = where(table, data=part.dataset.name, config=config.hash)
             rows += current(mine, wanted(part, config, plan, store)).to_pylist()
     return list({(row["data"], row["image"], row["method"], row["reason"]): row for row in rows}.values())
+
+
+def _unread(plan: Plan) -> list[str]:
+    count = len({(row["data"], row["image"]) for row in plan.broken})
+    return [f"{count} image{'s' if count > 1 else ''} could not be used; table.md names them."] if count else []
 
 
 def _failures(skipped: Sequence[dict[str, Any]], settings: Settings) -> list[str]:

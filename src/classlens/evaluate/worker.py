@@ -204,7 +204,7 @@ class Worker:
 
     def _explain(self, scene: Scene, method: str) -> tuple[Explained | None, dict[int, str]]:
         """The maps of a method (None: all failed), and the positions for which it failed, with the reason."""
-        seed = seed_of(self.settings.seed, method, scene)
+        seed = seed_of(self.settings.seed, method)
         with self._watch("method"):
             try:
                 found: Explained | None = self.explainer.explain(scene, method, seed)

@@ -10,6 +10,7 @@ from classlens.core.method_text import split_names
 from classlens.methods.registry import (
     METHODS,
     UNRELIABLE,
+    Balance,
     Case,
     LayerTrace,
     Method,
@@ -25,6 +26,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "METHODS",
     "UNRELIABLE",
+    "Balance",
     "Case",
     "LayerTrace",
     "Method",

@@ -17,7 +17,8 @@ def _for_each_class(case: Case, maps: Tensor) -> Result:
 
 @method(
     "random", family="controls", summary="seeded normal noise, the same for every image and class",
-    class_specific=False, signed=True, conserves=False, scalars=True, layers=False, paper="a control, not published",
+    class_specific=False, signed=True, conserves=False, scalars=True, layers=False, holds="maps",
+    paper="a control, not published",
 )  # fmt: skip
 def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
     """White noise; with `cells=7`, noise on a 7x7 grid, enlarged: as smooth as a class activation map."""
@@ -31,7 +32,8 @@ def random(case: Case, cells: int | None = None, seed: int = 0) -> Result:
 
 @method(
     "centre", family="controls", summary="a Gaussian at the centre of the image, where most objects are",
-    class_specific=False, signed=False, conserves=False, scalars=True, layers=False, paper="a control, not published",
+    class_specific=False, signed=False, conserves=False, scalars=True, layers=False, holds="maps",
+    paper="a control, not published",
 )  # fmt: skip
 def centre(case: Case, sigma: float = 0.25) -> Result:
     """exp(-(u^2 + v^2) / (2 sigma^2)), with u and v from -1/2 to 1/2 across the image; of a volume, three axes."""
@@ -45,7 +47,7 @@ def centre(case: Case, sigma: float = 0.25) -> Result:
 
 @method(
     "sobel", family="controls", summary="edges of the image, which many maps resemble",
-    class_specific=False, signed=False, conserves=False, scalars=True, layers=False,
+    class_specific=False, signed=False, conserves=False, scalars=True, layers=False, holds="maps",
     paper="Adebayo et al.: Sanity Checks for Saliency Maps, NeurIPS 2018",
 )  # fmt: skip
 def sobel(case: Case) -> Result:

@@ -41,7 +41,7 @@ def rise_masks(size: Sequence[int], count: int, cells: int, keep: float, source:
 
 @method(
     "rise", family="perturbation", summary="mean of random masks, weighted by the probability of the masked image",
-    class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
+    class_specific=True, signed=False, conserves=False, scalars=True, layers=False, holds="maps",
     paper="Petsiuk, Das, Saenko: RISE, BMVC 2018",
 )  # fmt: skip
 def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, seed: int = 0) -> Result:
@@ -71,7 +71,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
 
 @method(
     "meaningful-perturbation", family="perturbation", summary="the smallest smooth blur that removes the class",
-    class_specific=True, signed=False, conserves=False, scalars=True, layers=False,
+    class_specific=True, signed=False, conserves=False, scalars=True, layers=False, holds="maps",
     paper="Fong, Vedaldi: Interpretable Explanations of Black Boxes by Meaningful Perturbation, ICCV 2017",
 )  # fmt: skip
 def meaningful_perturbation(

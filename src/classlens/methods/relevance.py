@@ -92,10 +92,14 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0).max().item()
     if growth < MUCH:
         return ()
-    words = f"relevance became {growth:.3g} times larger on its way: layers divide by sums near 0"
+    words = "times larger on its way: layers divide by sums near 0"
     if growth >= TOO_MUCH:
-        raise MethodError(f"{words}, so the map would be noise; use a method without that division, such as lrp or agf")
-    return (f"{words}; {UNRELIABLE}",)
+        raise MethodError(
+            f"relevance became {growth:.3g} {words}, so the map would be noise; use a method without that division, "
+            "such as lrp or agf"
+        )
+    # Without the number: parts of the classes (`classlens.chunks`) say it in the same words, which are then said once.
+    return (f"relevance became more than {MUCH:.0f} {words}; {UNRELIABLE}",)
 
 
 def from_logit(case: Case) -> dict[Value, Tensor]:

@@ -40,6 +40,7 @@ from classlens.selfsup.bank_files import (
     Latents,
     begin,
     card_of,
+    changed,
     check_card,
     open_arrays,
     read_card,
@@ -237,6 +238,8 @@ def build_bank(
 ) -> Bank:
     """Compute the latents of all images of a data set and store them in a folder; existing latents are kept.
 
+    Images that could not be read, or that changed since the bank was begun, are tried again.
+
     `data` is a folder of images or any layout that `classlens evaluate` knows.
     """
     dataset = open_dataset(data, split_name)
@@ -245,6 +248,7 @@ def build_bank(
     root, card = Path(out), card_of(model, encoder, dataset, items, split_name)
     begin(root, card)
     latents, rows = open_arrays(root, "r+", len(items), card["dimensions"])
+    rows["state"][changed(root, dataset, items)] = MISSING
     fill(latents, rows, dataset, items, encoder, model.preprocess, batch_size, progress)
     del latents, rows  # flushed; opened again read-only
     return Bank.open(root, model)
@@ -282,8 +286,8 @@ def fill(
     batch_size: int,
     progress: Progress = silent,
 ) -> None:
-    """Compute the missing rows. A row is marked as done only after its latent is written."""
-    todo = np.flatnonzero(rows["state"] == MISSING)
+    """Compute the missing rows, and try broken images again. A row is marked as done after its latent is written."""
+    todo = np.flatnonzero(rows["state"] != DONE)
     done = len(rows) - len(todo)
     for start in range(0, len(todo), batch_size):
         progress("latents", done + start, len(rows))

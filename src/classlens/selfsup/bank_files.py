@@ -60,7 +60,29 @@ def begin(root: Path, card: dict[str, Any]) -> None:
         (_LATENTS, (len(card["names"]), card["dimensions"]), np.dtype(np.float32)), (_ROWS, (len(card["names"]),), ROW)
     ):  # fmt: skip
         np.lib.format.open_memmap(root / name, "w+", kind, shape).flush()
+        _take_room(root / name)
     write_json(root / _CARD, card, indent=1)
+
+
+def _take_room(path: Path) -> None:
+    """Take the disk space of a file now: if it is missing while a mapped array is filled, the system kills us."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def changed(root: Path, dataset: Dataset, items: Sequence[Item]) -> list[int]:
+    """The images whose files changed after the bank was begun: their latents may be of what they held before."""
+    begun = (root / _CARD).stat().st_mtime_ns
+
+    def when(item: Item) -> int:
+        try:
+            about = (dataset.root if isinstance(item.image, int) else item.image).stat()
+        except OSError:  # gone: reading it fails too, and says why
+            return begun
+        return max(about.st_mtime_ns, about.st_ctime_ns)
+
+    return [row for row, item in enumerate(items) if when(item) >= begun]
 
 
 def card_of(

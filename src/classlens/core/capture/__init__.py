@@ -4,11 +4,13 @@ from classlens.core.capture.fold import fold_paddings, folded
 from classlens.core.capture.forward import (
     Picker,
     described,
+    footprint,
     home,
     outputs_at,
     pick_output,
     pick_part,
     placed,
+    plain_logits,
     record,
     record_logits,
     run_model,
@@ -23,6 +25,7 @@ from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
     "Axis", "GradientsStayOn", "Node", "Pick", "Picker", "Places", "Reading", "Recorder", "Tape", "Value",
-    "autocast_off", "described", "fold_paddings", "folded", "home", "image_index", "in_float32", "last_linear",
-    "outputs_at", "pick_output", "pick_part", "place_index", "placed", "record", "record_logits", "run_model", "unwrap",
+    "autocast_off", "described", "fold_paddings", "folded", "footprint", "home", "image_index", "in_float32",
+    "last_linear", "outputs_at", "pick_output", "pick_part", "place_index", "placed", "plain_logits", "record",
+    "record_logits", "run_model", "unwrap",
 ]  # fmt: skip

@@ -67,7 +67,7 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
         found = recorder.current(logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast)
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes)
-        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque)
+        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes())
         _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
@@ -129,6 +129,35 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
             logits = _selected(run_model(model, image), output, None)
     notes = _notes(known.lower, state.autocast)
     return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
+
+
+def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+    """Like `record_logits`, without gradients: it needs far less memory, and serves to choose targets."""
+    model = unwrap(model)
+    modules = tuple(model.named_modules())
+    known = _known(model, images[:1], output)
+    check_modules(modules)
+    image = _wide(images, known.float32).detach()
+    with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
+        logits = _selected(run_model(model, image.clone()), output, None)
+    notes = _notes(known.lower, state.autocast)
+    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
+
+
+def footprint(model: nn.Module, image: Tensor, output: Picker = None) -> tuple[int, int]:
+    """The bytes of all values that a recorded forward pass keeps, and of the largest one; recorded at the first call.
+
+    >>> footprint(model, torch.zeros(1, 3, 224, 224))
+    (88486444, 4903296)
+    """
+    return _known(unwrap(model), image, output).sizes
+
+
+def _known(model: nn.Module, images: Tensor, output: Picker) -> _Known:
+    found, kind = _recorded(model), _kind(tuple(model.named_modules()), images, output)
+    if kind not in found:
+        record(model, images, output)
+    return found[kind]
 
 
 def _as_grad_input(images: Tensor, float32: bool) -> Tensor:
@@ -243,6 +272,7 @@ class _Known(NamedTuple):
     float32: bool
     lower: str
     opaque: str
+    sizes: tuple[int, int]  # the bytes of all values, and of the largest one
 
 
 _KINDS = 32  # at most, for each model: every new shape and every new `output=` function makes another

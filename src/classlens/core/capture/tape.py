@@ -147,6 +147,12 @@ class Tape:
             return dict(self.counted)
         return dict(Counter(node.op for node in self.nodes))
 
+    def sizes(self) -> tuple[int, int]:
+        """The bytes of all values, and of the largest one."""
+        each = self.image.tensor.element_size()
+        found = [each * value.shape.numel() for node in self.nodes for value in node.outputs]
+        return sum(found), max(found, default=0)
+
     def gradients(self, cotangents: Tensor, values: Sequence[Value], keep: bool = True) -> dict[Value, Tensor]:
         """The gradients of K scores at each value, {value: (K, *value.shape)}.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, record, record_logits
+from classlens.core.capture import Picker, Tape, record
 from classlens.core.targets.answers import Models
 from classlens.core.targets.base import Target
 from classlens.core.targets.called import Called
@@ -17,6 +17,8 @@ from classlens.core.targets.likeness import Embedding
 from classlens.core.targets.questions import Asking, Question
 from classlens.core.targets.resolve import Targets, indexed, questions_in, resolve_targets
 from classlens.errors import ModelError, TargetError
+
+Taped = Callable[[Picker], tuple[Tape, bool]]  # the tape of a forward pass, and whether it holds all operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,31 +29,32 @@ class Answered:
     targets: Tensor  # (B,K) class indices; negative ones stand for `scalars`
     scalars: tuple[Target, ...]
     output: Picker  # what the tape's output is, to read it again in other forward passes
+    whole: bool = True  # whether the tape holds all operations that a method needs
 
 
 def ask(
     network: nn.Module, batch: Tensor, targets: Targets, models: Models, output: Picker = None,
-    rather_than: RatherThan = None, nodes: bool = True, recorded: Tape | None = None,
+    rather_than: RatherThan = None, taped: Taped | None = None, recorded: Tape | None = None,
 ) -> Answered:  # fmt: skip
     """Record a forward pass and resolve the targets: classes and functions of logits, or questions.
 
-    Without `nodes`, the operations need not be recorded. `recorded` is the tape of an earlier pass, for classes.
+    `taped` records it as a method needs it. `recorded` is the tape of an earlier pass, for classes.
     """
     rows = questions_in(targets, len(batch))
-    tape = recorded
+    tape, whole = recorded, True
     if rows is None and tape is None:
-        tape = (record if nodes else record_logits)(network, batch, output)
+        tape, whole = (record(network, batch, output), True) if taped is None else taped(output)
         if tape.logits.dim() > 2:  # a function of an output of another shape is asked like a question
             rows = questions_in(targets, len(batch), functions=True)
     if rows is None:
         assert tape is not None
         check_logits(tape.logits, len(batch))
         labels = _fitting(models.labels, tape.logits.shape[1])
-        return Answered(tape, *resolve_targets(targets, tape.logits, labels, rather_than), output)
+        return Answered(tape, *resolve_targets(targets, tape.logits, labels, rather_than), output, whole)
     if rather_than is not None:
         raise TargetError("rather_than works only with classes; subtract one question from the other instead")
     asking = _asking(rows, models, batch, output)
-    tape = (record if nodes else record_logits)(network, batch, asking)
+    tape = record(network, batch, asking)
     check_logits(tape.logits, len(batch))
     return Answered(tape, *indexed(asking.targets, batch.device), asking.reading)
 

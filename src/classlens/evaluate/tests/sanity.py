@@ -227,7 +227,7 @@ def _compared(scene: Scene, config: Config, module: nn.Module, found: Mapping[st
         return similar
     for method, original in found.items():
         targets = scene.asked.targets[:, scene.asked.columns["predicted"], None]
-        seed = seed_of(config["seed"], method, scene)
+        seed = seed_of(config["seed"], method)
         try:
             with scene.watch("further method"):
                 other = maps_of(scene.network, tape, targets, method, seed, module)[:, 0]
