@@ -247,7 +247,7 @@ def run(
             once=recorded is None,
         )  # fmt: skip
         with autocast_off(batch.device):
-            result = chunks.run(chosen, case, options, whole)
+            result = chunks.run(chosen, case, options, found.whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
