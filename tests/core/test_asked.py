@@ -23,8 +23,9 @@ from detectors import small_detector
 from networks import build, pictures
 from quick import QUICK
 
-TAKE = [name for name, method in METHODS.items() if method.scalars]
-REFUSE = [name for name in METHODS if name not in TAKE]
+ATTENTION = ("libragrad", "legrad", "attention-rollout", "generic-attention", "transformer-attribution")
+TAKE = [name for name, method in METHODS.items() if method.scalars and name not in ATTENTION]
+REFUSE = [name for name, method in METHODS.items() if not method.scalars]
 CONTROLS = ("random", "centre", "sobel")
 # By construction these show more than what is read: averages, masks, and the paper's shift of every pixel.
 ELSEWHERE = ("gradcam", "rise", "meaningful-perturbation", "agf-paper")
@@ -126,6 +127,13 @@ def test_every_method_takes_every_question(name: str, method: str) -> None:
     if method.startswith("lrp"):  # relevance starts with the number itself
         values = torch.stack([e.target(i).value(e.logits[i]) for i in range(2)])
         torch.testing.assert_close(e.report.started[:, 0], values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ATTENTION)
+def test_methods_that_need_attention_refuse_networks_without(method: str) -> None:
+    with pytest.raises(MethodError, match=f"{method} needs attention, and this network has none") as caught:
+        run(dense("unet"), pictures(1, SIZE), classlens.region(2, pixel=(50, 9)), method)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", REFUSE)
