@@ -18,7 +18,7 @@ from classlens.errors import ModelError, TargetError
 from classlens.methods import METHODS, Case, Method, Result
 from classlens.progress import reporting
 from networks import build, pictures
-from quick import QUICK
+from quick import QUICK, suited
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 CLASSES = [[3, 0, 5], [2, 3, 4]]
@@ -52,7 +52,7 @@ def same(a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_parts_are_the_whole(name: str, method: str, request: pytest.FixtureRequest) -> None:
-    model, x = build(name).double(), pictures(2).double()
+    model, x = build(suited(name, method)).double(), pictures(2).double()
     whole = explained(model, x, method)
     seen = request.getfixturevalue("tiny")
     parts = explained(model, x, method)

@@ -163,7 +163,7 @@ def test_relevance_that_grows_is_noted_or_refused() -> None:
         classlens.explain(Cancels(1e-5).double().eval(), x, 1, "lrp-epsilon-plus-flat")
 
 
-@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became 10.1 times"), (999.0, "became 999 times")])
+@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became more than 10 times"), (999.0, "times larger")])
 def test_relevance_that_grew_much_is_noted(times: float, says: str | None) -> None:
     """The sums of magnitudes over both starts, for each class and image; the worst of them counts."""
     start = {"a": torch.tensor([1.0, -2.0]).expand(2, 3, 2), "b": torch.tensor([-3.0]).expand(2, 3, 1)}
@@ -175,7 +175,7 @@ def test_relevance_that_grew_much_is_noted(times: float, says: str | None) -> No
 
 def test_relevance_that_is_nothing_but_growth_is_refused() -> None:
     relevance = torch.ones(2, 3, 1)
-    relevance[0, 0], relevance[0, 1] = torch.inf, torch.nan  # these are refused image by image, after the sweep
+    relevance[0, 1] = torch.nan  # refused image by image, after the sweep
     assert grown({"a": torch.ones(2, 3, 1)}, relevance) == ()
     relevance[1, 0] = 1001.0
     with pytest.raises(MethodError, match=r"became 1e\+03 times larger on its way: .*, so the map would be noise"):
