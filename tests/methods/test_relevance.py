@@ -164,10 +164,10 @@ def test_relevance_that_grows_is_noted_or_refused() -> None:
     (note,) = classlens.explain(Cancels(0.01).double().eval(), x, 1, "lrp-epsilon-plus-flat").report.notes
     assert "times larger on its way" in note
     with pytest.raises(MethodError, match="times larger on its way: layers divide by sums near 0, so the map would be"):
-        classlens.explain(Cancels(1e-5).double().eval(), x, 1, "lrp-epsilon-plus-flat")
+        classlens.explain(Cancels(1e-7).double().eval(), x, 1, "lrp-epsilon-plus-flat")
 
 
-@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became more than 10 times"), (999.0, "times larger")])
+@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became more than 10 times"), (9e5, "times larger")])
 def test_relevance_that_grew_much_is_noted(times: float, says: str | None) -> None:
     """The sums of magnitudes over both starts, for each class and image; the worst of them counts."""
     start = {"a": torch.tensor([1.0, -2.0]).expand(2, 3, 2), "b": torch.tensor([-3.0]).expand(2, 3, 1)}
@@ -181,6 +181,6 @@ def test_relevance_that_is_nothing_but_growth_is_refused() -> None:
     relevance = torch.ones(2, 3, 1)
     relevance[0, 1] = torch.nan  # refused image by image, after the sweep
     assert grown({"a": torch.ones(2, 3, 1)}, relevance) == ()
-    relevance[1, 0] = 1001.0
-    with pytest.raises(MethodError, match=r"became 1e\+03 times larger on its way: .*, so the map would be noise"):
+    relevance[1, 0] = 1.1e6
+    with pytest.raises(MethodError, match=r"became 1.1e\+06 times larger on its way: .*, so the map would be noise"):
         grown({"a": torch.ones(2, 3, 1)}, relevance)
