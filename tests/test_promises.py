@@ -198,7 +198,7 @@ def test_precisions(method: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @each_method
 def test_half_precision_is_explained_in_float32(method: str, dtype: torch.dtype) -> None:
-    model, x = build("residual").to(dtype), pictures(1)
+    model, x = build(suited("residual", method)).to(dtype), pictures(1)
     e = run(model, x, 1, method)
     assert e.maps.dtype == torch.float32
     assert next(model.parameters()).dtype == dtype

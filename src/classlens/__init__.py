@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from classlens import selfsup
     from classlens.comparison import Comparison, compare
-    from classlens.core.targets import above, top
+    from classlens.core.targets import above, box, detection, like, neuron, region, text, top, unlike
     from classlens.errors import ClasslensError
     from classlens.explanation import Explanation, Report, explain
     from classlens.methods import METHODS
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
     "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
-    "load": "models", "above": "core.targets", "top": "core.targets",
+    "load": "models",
+    **dict.fromkeys(
+        ("above", "box", "detection", "like", "neuron", "region", "text", "top", "unlike"), "core.targets"
+    ),
 }  # fmt: skip
 _MODULES = ("selfsup",)
 
@@ -39,11 +42,18 @@ __all__ = [
     "LoadedModel",
     "Report",
     "above",
+    "box",
     "compare",
+    "detection",
     "explain",
+    "like",
     "load",
+    "neuron",
+    "region",
     "selfsup",
+    "text",
     "top",
+    "unlike",
 ]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from classlens import chunks
 from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
-from classlens.core.targets import Class, Contrast, RatherThan, Target, Targets, resolve_targets
+from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
+from classlens.core.targets.ask import ask, embedder
 from classlens.data.batches import as_batch, pictures, stacked
 from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
@@ -181,7 +183,8 @@ def explain(
     tensor (B,3,H,W), array or batch of a processor. With a loaded model, or with `preprocess` (any function of an
     image, such as `weights.transforms()`), also file paths, PIL images or arrays of pixels. `targets`: None (the
     most likely class) | index | name | list | tensor (B,) or (B,K) | `classlens.top(k)` | a callable that computes a
-    number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam.
+    number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam |
+    a question to another kind of network: `classlens.region`, `detection`, `box`, `like`, `text`, `neuron`.
     `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
     "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
     each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
@@ -231,19 +234,20 @@ def run(
     network, batch, loaded = prepare(model, images)
     # Methods need gradients, which the caller's inference mode would forbid.
     with onednn_errors(), torch.inference_mode(False):
-        whole = True
-        if (tape := recorded) is None:
-            tape, whole = chunks.tape_of(chosen, network, batch, output)
-        _check_logits(tape.logits, len(batch))
-        labels = _labels(loaded, tape.logits.shape[1])
-        classes, scalars = resolve_targets(targets, tape.logits, labels, rather_than)
+        embed = embedder(network, lambda image: prepare(loaded or network, image)[1], output)
+        models = Models() if loaded is None else Models(loaded.labels, embed_text=loaded.embed_text)
+        taped = functools.partial(chunks.tape_of, chosen, network, batch)
+        found = ask(network, batch, targets, replace(models, embed=embed), output, rather_than, taped, recorded)
         if not chosen.scalars:
-            _check_for_classes_alone(chosen, tape.logits.shape[1], scalars)
+            _check_for_classes_alone(chosen, found.tape.logits.shape[1], found.scalars)
         if multilabel is None:
             multilabel = loaded is not None and loaded.multilabel
-        case = Case(unwrap(network), batch, tape, classes, output, trace, scalars, multilabel, once=recorded is None)
+        case = Case(
+            unwrap(network), batch, found.tape, found.targets, found.output, trace, found.scalars, multilabel,
+            once=recorded is None,
+        )  # fmt: skip
         with autocast_off(batch.device):
-            result = chunks.run(chosen, case, options, whole)
+            result = chunks.run(chosen, case, options, found.whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
     return case, result
@@ -251,7 +255,7 @@ def run(
 
 def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:
     """Refuse targets that a method cannot explain because it contrasts a class with the others by construction."""
-    if outputs == 1:
+    if outputs == 1 and not scalars:
         raise TargetError(f"{chosen.name} contrasts a class with the others, but this network has only one output")
     if not scalars:
         return
@@ -309,18 +313,6 @@ def prepare(model: nn.Module | LoadedModel, images: Any) -> tuple[nn.Module, Ten
         return network, placed(network, batch.clone() if batch.is_inference() else batch), loaded
 
 
-def _check_logits(logits: Tensor, batch: int) -> None:
-    if logits.dim() != 2 or logits.shape[0] != batch:
-        raise ModelError(
-            f"the model's output has shape {tuple(logits.shape)}, expected ({batch}, classes); "
-            "select the logits with output= (a key, an index or a function)"
-        )
-    finite = torch.isfinite(logits).all(1)
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
-        raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
-
-
 def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
     """Refuse maps that are not finite: an overflow in the network may leave the logits finite but not the map."""
     finite = torch.isfinite(maps).flatten(1).all(1)
@@ -331,15 +323,6 @@ def _check_maps(maps: Tensor, batch: Tensor, method: str) -> None:
             f"the map of image {row} by {method} holds NaN or infinite values; its input spans {float(low):.3g} to "
             f"{float(high):.3g}: check the preprocessing and the weights"
         )
-
-
-def _labels(loaded: LoadedModel | None, classes: int) -> tuple[str, ...] | None:
-    labels = None if loaded is None else loaded.labels
-    if labels is not None and len(labels) != classes:
-        raise ModelError(
-            f"the model has {classes} classes but {len(labels)} labels; give one label for each class, or none"
-        )
-    return labels
 
 
 def pictures_of(batch: Tensor, loaded: LoadedModel | None) -> Tensor:

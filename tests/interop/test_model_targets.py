@@ -13,6 +13,7 @@ from pytorch_grad_cam.utils.model_targets import (
     ClassifierOutputSoftmaxTarget,
     ClassifierOutputTarget,
     RawScoresOutputTarget,
+    SemanticSegmentationTarget,
 )
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from classlens.core.targets import Scalar
 from classlens.errors import MethodError
 from classlens.methods import METHODS
 from classlens.methods.agf.terms import above_rivals, highlighted
+from dense import dense
 from networks import build, pictures
 from quick import ANYWHERE, QUICK
 
@@ -154,3 +156,18 @@ def test_an_explanation_of_a_scalar_has_a_name_a_figure_and_files(tmp_path: Path
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["images"][0]["classes"][0]["probability"] is None
     assert report["images"][0]["classes"][1]["probability"] == e.probability(0, 1)
+
+
+@pytest.mark.parametrize("method", ["lrp", "gradient-x-input", "rise"])
+def test_a_target_of_a_segmentation_network_is_a_region(method: str) -> None:
+    """Theirs sums over the mask, ours is the mean."""
+    model, x, mask = dense("unet").double(), pictures(1, (48, 64)).double(), torch.zeros(48, 64)
+    mask[8:20, 30:50] = 1
+    theirs = run_on(model, x, SemanticSegmentationTarget(2, mask.numpy()), method)
+    ours = run_on(model, x, classlens.region(2, mask), method)
+    torch.testing.assert_close(theirs.maps, ours.maps * mask.sum(), rtol=1e-6, atol=1e-9)
+    assert theirs.name() == "SemanticSegmentationTarget"
+
+
+def run_on(model: Any, images: Tensor, targets: Any, method: str) -> classlens.Explanation:
+    return classlens.explain(model, images, targets, method, **QUICK.get(method, {}))

@@ -168,7 +168,7 @@ def test_a_saturated_score_says_so(method: str) -> None:
     assert any("saturated" in note and "agf" in note for note in e.report.notes)
     small = classlens.explain(model, x, 2, method, output=lambda y: y[:, :, 8:30, 8:30].mean((2, 3)))
     assert small.maps.any()
-    assert small.report.notes == ()
+    assert not any("saturated" in note for note in small.report.notes)
 
 
 class ClassToken(nn.Module):

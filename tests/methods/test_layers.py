@@ -197,7 +197,7 @@ def test_the_feature_map_before_flattening(before: Callable[[Tensor], Tensor], s
 def test_convolutions_that_see_more_than_one_place(layer: nn.Module, spatial: bool) -> None:
     three = isinstance(layer, nn.Conv3d)
     tape = parts(lambda m, x: m.a(x[:, None, :2].expand(-1, 2, -1, -1, -1) if three else x), a=layer)
-    assert is_spatial_conv(next(n for n in tape.nodes if "conv" in n.op)) is spatial
+    assert is_spatial_conv(tape, next(n for n in tape.nodes if "conv" in n.op)) is spatial
 
 
 def test_evidence_is_taken_through_each_layer_apart() -> None:

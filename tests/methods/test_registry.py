@@ -37,7 +37,8 @@ ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONT
         ("attention", ATTENTION - {"attnlrp"}),
         ("layers", ALL - GRADIENTS - PERTURBATION - CONTROLS),
         ("contrastive", CONTRASTS | {"finer-cam", "contrastive-excitation-bp"}),
-        ("locates", AGF | CAM - {"finer-cam"} | GRADIENTS | PERTURBATION | LRP - {"lrp", "lrp-ab"} | {"deeplift-shap"}),
+        ("locates", AGF | CAM - {"finer-cam"} | GRADIENTS | PERTURBATION | LRP - {"lrp", "lrp-ab"} | {"deeplift-shap"}
+         | ATTENTION - {"attention-rollout"}),
     ],
 )  # fmt: skip
 def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:

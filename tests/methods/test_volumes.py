@@ -20,6 +20,7 @@ from quick import QUICK
 from slow_agf import between
 
 DRAWN = "random", "rise"  # their random numbers depend on the number of axes
+WITHOUT_ATTENTION = [name for name, method in METHODS.items() if not method.attention]
 
 
 class Slices(nn.Module):
@@ -65,7 +66,7 @@ def with_axis(new: int) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("new", [0, 1, 2])
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in DRAWN])
+@pytest.mark.parametrize("method", [m for m in WITHOUT_ATTENTION if m not in DRAWN])
 def test_a_volume_of_one_slice_has_the_map_of_the_image(method: str, new: int) -> None:
     flat, thick = with_axis(new)
     x = pictures(2, (32, 32)).double()
@@ -89,7 +90,7 @@ def cubic() -> nn.Sequential:
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in METHODS if m not in (*DRAWN, "gradient-shap", "smoothgrad", "deeplift-shap")]
+    "method", [m for m in WITHOUT_ATTENTION if m not in (*DRAWN, "gradient-shap", "smoothgrad", "deeplift-shap")]
 )
 def test_axes_of_a_network_and_its_volume_may_change_places(method: str) -> None:
     """No axis is special: not the first, which is depth or time, and not the last. (Noise is drawn in one order.)"""

@@ -24,6 +24,7 @@ from classlens.cli.options import (
     rivals_of,
     targets_of,
 )
+from classlens.cli.questions import Boxes, Likes, Neurons, Regions, Texts, questions_of, refuse_several
 from classlens.errors import ImageError, ModelError, TargetError
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def explain(
         typer.Option("--top", "-k", min=1, metavar="K", help="Explain the K most likely classes.  [default: 1]"),
     ] = None,
     rather_than: RatherThan = None,
+    text: Texts = None,
+    box: Boxes = None,
+    region: Regions = None,
+    like: Likes = None,
+    neuron: Neurons = None,
     multilabel: Annotated[
         bool, typer.Option("--multilabel", help="Explain every class that a multi-label network predicts.")
     ] = False,
@@ -79,6 +85,8 @@ def explain(
         classlens explain photo.jpg --class tabby --rather-than "Egyptian cat"
         classlens explain photos/ --top 3 --model torchvision:resnet50 --out maps
         classlens explain photo.jpg --model runs/voc --multilabel
+        classlens explain street.jpg --model my_package:detector --box 0 --box 1
+        classlens explain street.jpg --model my_package:segmenter --region person --region car@40,60
         classlens explain scan.nii.gz --model nodules/card.json
 
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
@@ -89,11 +97,10 @@ def explain(
     import classlens
     from classlens.data.images import ahead
 
-    if multilabel and (classes or top or rather_than):
-        raise typer.BadParameter(
-            "--multilabel selects the classes itself; use it without --class, --top and --rather-than"
-        )
-    targets = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
+    questions = questions_of(text, box, region, like, neuron)
+    refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
+    several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
+    targets = [questions] if questions else several
     loaded = load_model(model, weights, device)
     if multilabel and not loaded.multilabel:
         raise ModelError(

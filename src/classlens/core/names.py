@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from classlens.errors import TargetError
 
@@ -57,3 +57,9 @@ def _checked_index(digits: str, count: int) -> int:
 def _listed(labels: Sequence[str], indices: Sequence[int]) -> str:
     shown = ", ".join(f"{i} {labels[i]}" for i in indices[:_SHOWN])
     return shown + (", ..." if len(indices) > _SHOWN else "")
+
+
+def near(text: str, names: Iterable[str]) -> str:
+    """The end of an error about a name with a typo: "; did you mean layer3 or layer4?", or nothing."""
+    found = difflib.get_close_matches(text, sorted(names), n=3, cutoff=0.4)
+    return f"; did you mean {' or '.join(found)}?" if found else ""

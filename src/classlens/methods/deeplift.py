@@ -28,7 +28,7 @@ from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
 from classlens.core.rules.table import pasted
 from classlens.errors import CaptureError, UnsupportedOp
 from classlens.methods.gradient import complete
-from classlens.methods.inputs import Baseline, asked
+from classlens.methods.inputs import Baseline, asked, refuse_one_pass
 from classlens.methods.inputs import baselines as make_baselines
 from classlens.methods.registry import Case, Result, method
 from classlens.progress import track
@@ -56,6 +56,7 @@ def deeplift_shap(case: Case, baselines: str | Sequence[Baseline] = "zero+dark+b
     Baselines: 0 (the mean colour), the image's darkest colour, the blurred image, seeded noise. Complete: the map sums
     to the mean difference of logits; the report gives the error.
     """
+    refuse_one_pass(case)
     asked_here, total = asked(case, case.tape.logits), torch.zeros((), device=case.images.device)
     difference = torch.zeros_like(asked_here)
     with torch.inference_mode(False):

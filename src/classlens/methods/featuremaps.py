@@ -8,7 +8,6 @@ it reads every position or, if there is none, the coarsest map: usually the end 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Tape, Value
+from classlens.core.capture.reading import is_inside, layer_names
+from classlens.core.names import near
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
@@ -222,11 +223,9 @@ def _read(case: Case, cotangents: Tensor, found: FeatureMap, gradients: Tensor |
 
 def _named(case: Case, layer: str) -> FeatureMap:
     """The last output of a module."""
-    inside = [n for n in case.tape.nodes if n.module == layer or n.module.startswith(f"{layer}.")]
+    inside = [node for node in case.tape.nodes if is_inside(node, layer)]
     if not inside:
-        names = {".".join(n.module.split(".")[:i]) for n in case.tape.nodes for i in range(1, n.module.count(".") + 2)}
-        near = difflib.get_close_matches(layer, sorted(names - {""}), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = near(layer, layer_names(case.tape.nodes))
         raise MethodError(f"no operation was recorded in a layer {layer!r}{hint}")
     found = feature_map(case.tape, inside[-1].outputs[0])
     if found is None:

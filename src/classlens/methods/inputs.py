@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from classlens.core.capture import GradientsStayOn, in_float32, pick_output, run_model
+from classlens.core.capture import GradientsStayOn, Reading, outputs_at
 from classlens.errors import MethodError
 from classlens.methods.places import filtered_along, shortest_side
 from classlens.methods.registry import Case
@@ -22,8 +22,18 @@ Baseline = str | float | Tensor
 
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller enabled them."""
-    with GradientsStayOn(), in_float32(case.tape.float32):
-        return pick_output(run_model(case.model, points.clone()), case.output)  # some networks write into their input
+    refuse_one_pass(case)
+    with GradientsStayOn():  # some networks write into their input
+        return outputs_at(case.model, points.clone(), case.output, case.tape.float32)
+
+
+def refuse_one_pass(case: Case) -> None:
+    """Refuse to run the network on other images if the target means something on this image alone."""
+    if isinstance(case.output, Reading) and case.output.one_pass:
+        raise MethodError(
+            "this detector chooses its candidates from the image, so this box has no counterpart on the other images "
+            "that the method runs; use a method with one forward pass, such as agf, lrp or gradcam"
+        )
 
 
 def gradients_at(case: Case, points: Tensor) -> Tensor:

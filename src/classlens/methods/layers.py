@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value
+from classlens.core.capture import Node, Tape, Value, last_linear
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
@@ -32,16 +32,7 @@ _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 def last_layers(tape: Tape) -> list[Node]:
     """The weight layers nearest to the logits: usually one linear layer, or a 1x1 convolution before a pool."""
-    found, todo, seen = [], [tape.output], set()
-    while todo:
-        node = tape.producer.get(todo.pop())
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.op in LINEAR_OPS:
-            found.append(node)
-        else:
-            todo.extend(node.inputs)
+    found = last_linear(tape.nodes, tape.output)
     if not found:
         raise MethodError("the model has no linear or convolutional layer, so there is no evidence to propagate")
     return found

@@ -73,12 +73,12 @@ def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Te
     done = forgetting(case.tape) if case.once else None
     swept = propagate(tape, start, choose, recipe.merge, ledger, done=done)
     result = of_colours(swept.relevance, balance(swept, start))
-    # A release is what the authors' code computes, noise included.
-    notes = () if recipe.quotient is divide_released else grown(start, swept.relevance)
+    # Rules for dense layers divide by signed sums. Other rules that grow, such as alpha-beta, do so evenly.
+    notes = () if recipe.dense is None else grown(start, swept.relevance)
     return swept.relevance, replace(result, notes=notes)
 
 
-MUCH, TOO_MUCH = 10.0, 1000.0  # how many times larger relevance may become: a note, and a refusal
+MUCH, TOO_MUCH = 10.0, 1e6  # how many times larger relevance may become: a note, and a refusal (float32 has 7 digits)
 
 
 def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from classlens.errors import ImageError
 from classlens.models.own import own_preprocess
@@ -29,6 +29,7 @@ class LoadedModel:
     preprocess: Preprocess
     labels: tuple[str, ...] | None
     multilabel: bool = False  # an independent probability for each class (sigmoid); an image may show several classes
+    embed_text: Callable[[Sequence[str]], Tensor] | None = None  # texts -> (n,D), if images give (B,D)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", own_preprocess(self.preprocess))

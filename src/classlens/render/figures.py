@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from classlens.errors import MethodError
-from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, overlay, pixels_of, to_bytes
+from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, pixels_of, to_bytes
+from classlens.render.outlines import overlay_of
 from classlens.render.panels import QUIET, caption, draw, foot, head, panels
 from classlens.render.slices import flat, strips, strongest
 from classlens.render.words import class_name, percent, probability_text, question_text, rival_text
@@ -53,7 +54,7 @@ def figure(explanation: Explanation) -> Figure:
         draw(axes[row][0], pixels_of(picture))
         head(axes[row][0], "picture")
         for k in range(classes):
-            draw(axes[row][1 + k], overlay(picture, explanation.maps[row, k], signed))
+            draw(axes[row][1 + k], overlay_of(explanation, row, k))
             chance = probability_text(explanation.probability(row, k))
             head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
     about = (explanation.method, explanation.model, _warning(explanation))

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from classlens.render.colours import RGB, overlay, pixels_of
+from classlens.render.colours import RGB, pixels_of
+from classlens.render.outlines import overlay_of
 from classlens.render.panels import draw, head, panels
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def strongest(evidence: Tensor) -> int:
 
 def flat(explanation: Explanation, row: int, k: int, at: int | None = None) -> tuple[RGB, RGB]:
     """The picture and the overlay of a map (H,W,3); of a volume, slice `at`."""
-    picture, evidence = explanation.pictures[row], explanation.maps[row, k]
-    pixels, colours = pixels_of(picture), overlay(picture, evidence, explanation.signed)
+    pixels, colours = pixels_of(explanation.pictures[row]), overlay_of(explanation, row, k)
     return (pixels, colours) if at is None else (pixels[at], colours[at])
 
 

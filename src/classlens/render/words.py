@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classlens.core.targets import Class, Contrast
+from classlens.core.targets import Asked, Class, Contrast
 from classlens.render.colours import Evidence, checked
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def question_text(explanation: Explanation) -> str:
     target = explanation.target()
     if isinstance(target, Contrast):
         return f"evidence for the class {target.than(explanation.label)}"
+    if isinstance(target, Asked):
+        return "evidence for what is named above the map"
     return "evidence for the class" if isinstance(target, Class) else "evidence for the number above the map"
 
 
@@ -187,7 +189,7 @@ def summary(explanation: Explanation, row: int = 0) -> str:
       Egyptian cat (285)  14.9 %  top half 100 %, strongest in top-centre (39 %); 43 % of all evidence is against
     """
     classes = describe(explanation, row)
-    names = [f"{c['name']} ({c['index']})" for c in classes]
+    names = [c["name"] if c["index"] < 0 else f"{c['name']} ({c['index']})" for c in classes]
     width = max(map(len, names))
     against = [f"{text}: " if (text := rival_text(explanation, row, k)) else "" for k in range(len(classes))]
     return "\n".join(

@@ -3,9 +3,12 @@
 from classlens.core.capture.fold import fold_paddings, folded
 from classlens.core.capture.forward import (
     Picker,
+    described,
     footprint,
     home,
+    outputs_at,
     pick_output,
+    pick_part,
     placed,
     plain_logits,
     record,
@@ -16,10 +19,13 @@ from classlens.core.capture.forward import (
 from classlens.core.capture.modes import GradientsStayOn
 from classlens.core.capture.origin import Axis, Places, image_index, place_index
 from classlens.core.capture.precision import autocast_off, in_float32
+from classlens.core.capture.reading import Pick, Reading, last_linear
+from classlens.core.capture.recorder import Recorder
 from classlens.core.capture.tape import Node, Tape, Value
 
 __all__ = [
-    "Axis", "GradientsStayOn", "Node", "Picker", "Places", "Tape", "Value", "autocast_off", "fold_paddings", "folded",
-    "footprint", "home", "image_index", "in_float32", "pick_output", "place_index", "placed", "plain_logits", "record",
+    "Axis", "GradientsStayOn", "Node", "Pick", "Picker", "Places", "Reading", "Recorder", "Tape", "Value",
+    "autocast_off", "described", "fold_paddings", "folded", "footprint", "home", "image_index", "in_float32",
+    "last_linear", "outputs_at", "pick_output", "pick_part", "place_index", "placed", "plain_logits", "record",
     "record_logits", "run_model", "unwrap",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,34 @@ from torch import Tensor, nn
 from classlens.core.capture.checks import check_modules
 from classlens.core.capture.modes import GradientsStayOn, has_hooks
 from classlens.core.capture.precision import autocast_off, frees_weights, in_float32, low_precision
+from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import LOW, Recorder
 from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
 
-Picker = str | int | Callable[[Any], Tensor] | None
+Picker = str | int | Callable[[Any], Tensor] | Reading | None
 
 
-def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+@runtime_checkable
+class Asking(Protocol):
+    """Decides what to read once the result of the network is known."""
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """The layers that it will look into, as far as it knows."""
+        ...
+
+    def bind(self, result: Any, recorder: Recorder) -> Reading:
+        """What to read in this forward pass, and in others like it."""
+        ...
+
+
+def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
     """Run `model(images)` once and record every operation.
 
-    `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function.
+    `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function. Or it is a
+    `Reading`, or decides for one when the result is known.
     The recorded output equals the plain forward pass bit for bit; otherwise a CaptureError is raised. This is checked
     once for each model and input shape.
     """
@@ -41,38 +57,66 @@ def record(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
     check_modules(modules)
     with _recording_state(modules, images) as state:
         float32 = bool(state.lower) or frees_weights(modules)
-        recorder, logits = _pass(model, modules, images, output, float32)
+        recorder, logits, picker = _pass(model, modules, images, output, float32)
         lower = state.lower or ("half precision in some parts" if recorder.low else "")
         if recorder.low:  # it computes in less than float32 although its weights do not show it
             float32 = True
-            recorder, logits = _pass(model, modules, images, output, float32)
+            recorder, logits, picker = _pass(model, modules, images, output, float32)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         found = recorder.current(logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast)
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes)
         known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes())
-        _verify(model, images, output, _kind(modules, images, output), tape, known)
+        _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
 
 def _pass(
-    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker, float32: bool
-) -> tuple[Recorder, Tensor]:
-    """One recorded forward pass: the recorder and the logits."""
-    recorder = Recorder(modules)
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool
+) -> tuple[Recorder, Tensor, Picker]:
+    """One recorded forward pass: the recorder, the logits and how they were selected."""
+    recorder = Recorder(modules, _layers(output))
     image = _as_grad_input(images, float32)
     recorder.admit_image(image)
     with recorder, in_float32(float32, recorder.names):
-        return recorder, pick_output(run_model(model, image), output)
+        result = run_model(model, image)
+    picker = output.bind(result, recorder) if isinstance(output, Asking) else output
+    with recorder, in_float32(float32, recorder.names):
+        return recorder, _selected(result, picker, recorder), picker
 
 
-def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
+def _layers(output: Picker | Asking) -> frozenset[str]:
+    found: frozenset[str] = getattr(output, "layers", frozenset())
+    return found
+
+
+def _selected(result: Any, output: Picker, recorder: Recorder | None) -> Tensor:
+    if not isinstance(output, Reading):
+        return pick_output(result, output)
+    whole = result if output.output is None else pick_part(result, output.output)
+    return output.read(whole, inside_of(recorder))
+
+
+def outputs_at(model: nn.Module, images: Tensor, output: Picker, float32: bool) -> Tensor:
+    """The selected output at other images, with gradients if the caller enabled them; nothing is kept."""
+    if not _layers(output):
+        with in_float32(float32):
+            return _selected(run_model(model, images), output, None)
+    recorder = Recorder(tuple(model.named_modules()), _layers(output))
+    (recorder.admit_image if images.requires_grad else recorder.admit)(images)
+    with recorder, in_float32(float32, recorder.names):
+        return _selected(run_model(model, images), output, recorder)
+
+
+def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
     """Like `record`, without the nodes: the image and the logits, for methods that need nothing else.
 
     The first pass for a model and kind of input is recorded and checked in full; later passes skip the recording.
     """
     model = unwrap(model)
+    if isinstance(output, Asking) or _layers(output):
+        return record(model, images, output)
     modules = tuple(model.named_modules())
     known = _recorded(model).get(_kind(modules, images, output))
     if known is None:
@@ -82,7 +126,7 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Ta
         image = _as_grad_input(images, known.float32)
         stay_on = GradientsStayOn() if known.switched or has_hooks(modules) else contextlib.nullcontext()
         with stay_on, in_float32(known.float32):
-            logits = pick_output(run_model(model, image), output)
+            logits = _selected(run_model(model, image), output, None)
     notes = _notes(known.lower, state.autocast)
     return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
 
@@ -95,7 +139,7 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
     check_modules(modules)
     image = _wide(images, known.float32).detach()
     with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
-        logits = pick_output(run_model(model, image.clone()), output)
+        logits = _selected(run_model(model, image.clone()), output, None)
     notes = _notes(known.lower, state.autocast)
     return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
 
@@ -147,14 +191,8 @@ def pick_output(result: Any, output: Picker) -> Tensor:
     >>> pick_output({"logits": torch.zeros(1, 10), "aux": torch.zeros(1, 10)}, None).shape
     torch.Size([1, 10])
     """
-    if callable(output):
-        picked = output(result)
-    elif output is not None:
-        try:
-            picked = result[output]
-        except (KeyError, IndexError, TypeError) as error:
-            has = _describe(result)
-            raise ModelError(f"the model returns no output={output!r}; it returns {has}") from error
+    if output is not None:
+        picked = pick_part(result, output)
     elif isinstance(result, Tensor):
         picked = result
     elif isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
@@ -162,14 +200,26 @@ def pick_output(result: Any, output: Picker) -> Tensor:
     else:
         tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if len(tensors) != 1:
-            raise ModelError(f"the model returns {_describe(result)}; select the logits with output=")
+            raise ModelError(f"the model returns {described(result)}; select the logits with output=")
         picked = tensors[0]
     if not isinstance(picked, Tensor):
         raise ModelError(f"output={output!r} gives a {type(picked).__name__}, not a tensor of logits")
     return picked
 
 
-def _describe(result: Any) -> str:
+def pick_part(result: Any, output: Picker) -> Any:
+    """The part of a result that a key, an index or a function selects."""
+    if callable(output):
+        return output(result)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"the model returns no output={output!r}; it returns {described(result)}") from error
+
+
+def described(result: Any) -> str:
+    """What a model returns, for messages: "a dict of 'out': tensor (1, 21, 64, 64)"."""
+
     def name(item: Any) -> str:
         return f"tensor {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
 
@@ -235,8 +285,9 @@ def _recorded(model: nn.Module) -> dict[Any, _Known]:
         return _verified.setdefault(model, {})
 
 
-def _kind(modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker) -> Any:
-    return images.shape, images.dtype, images.device, output, low_precision(modules), frees_weights(modules)
+def _kind(modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Any) -> Any:
+    read = tuple((p.path, p.layer, p.call) for p in output.picks) if isinstance(output, Reading) else output
+    return images.shape, images.dtype, images.device, read, low_precision(modules), frees_weights(modules)
 
 
 def _remember(done: dict[Any, _Known], kind: Any, known: _Known) -> None:
@@ -252,8 +303,8 @@ def _verify(model: nn.Module, images: Tensor, output: Picker, kind: Any, tape: T
     if kind in done:
         return
     for grad in (False, True):  # some fused kernels run only in one of the two modes
-        with torch.set_grad_enabled(grad), in_float32(tape.float32):
-            plain = pick_output(run_model(model, _wide(images, tape.float32).detach().clone()), output)
+        with torch.set_grad_enabled(grad):
+            plain = outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape.float32)
         if torch.equal(plain, recorded.detach()) or torch.isnan(plain).any():
             _remember(done, kind, known)
             return

@@ -83,7 +83,8 @@ def image_index(tape: Tape) -> dict[Value, Axis]:
 def _axis_of(index: Tensor, shape: Sequence[int]) -> Axis | None:
     """The axis that the image depends on."""
     for axis, size in enumerate(shape):
-        rows = index.movedim(axis, 0).flatten(1)
+        rows = index.movedim(axis, 0)
+        rows = rows.reshape(len(rows), -1)
         high = rows.amax(1)
         low = torch.where(rows == 0, torch.inf, rows).amin(1)
         if high.min() > 0 and torch.equal(low, high):

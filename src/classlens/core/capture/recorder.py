@@ -27,8 +27,10 @@ _NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which t
 class Recorder(TorchFunctionMode):
     """Intercepts each operation of a forward pass and records a Node for those that depend on the image."""
 
-    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]], keep: frozenset[str] = frozenset()) -> None:
+        """`keep` names layers whose outputs are copied before something outside the layer overwrites them."""
         super().__init__()
+        self.keep, self.copies = keep, dict[Value, Tensor]()
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
         self.alive: list[Tensor] = []  # every tensor seen: the id of a freed tensor could be reused
@@ -140,6 +142,7 @@ class Recorder(TorchFunctionMode):
         """An operation that overwrites its first argument, and everything that shares memory with it."""
         target: Tensor = args[0] if args else kwargs["input"]
         aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
+        self._copy_kept(aliases)
         for t in aliases:  # keep the old values
             value = self.values[id(t)]
             if isinstance(value.kept, Tensor) and _storage(value.kept) == _storage(target):
@@ -168,6 +171,18 @@ class Recorder(TorchFunctionMode):
             frozen = ((self.values[id(owner)], *geometry), {})
             self._write(torch.as_strided, frozen, [self.admit(t)])
         return result
+
+    def _copy_kept(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the outputs of the layers to keep, as an operation of its own, before they are overwritten."""
+        for t in tensors if self.keep else ():
+            value = self.values[id(t)]
+            layer = self.makers[value].module if value in self.makers else ""
+            if any(layer == name or layer.startswith(f"{name}.") for name in self.keep) and value not in self.copies:
+                self.copies[value] = self.__torch_function__(Tensor.clone, (), (t,))
+
+    def live(self) -> dict[Value, Tensor]:
+        """The tensor of each value that was not overwritten, and the copies of kept ones."""
+        return {self.values[id(t)]: t for t in self.alive if id(t) in self.values} | self.copies
 
     def _keep(self, value: Value) -> None:
         """Keep a value whose memory is about to be overwritten."""

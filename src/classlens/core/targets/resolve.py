@@ -12,9 +12,10 @@ from classlens.core.targets.base import Scalar, Target
 from classlens.core.targets.classes import Above, Class, Top, class_index
 from classlens.core.targets.contrast import RatherThan, contrasts, named_rivals
 from classlens.core.targets.numbers import Number
+from classlens.core.targets.questions import Question
 from classlens.errors import TargetError
 
-Targets = None | int | str | Top | Above | Tensor | Scalar | Sequence[Any]
+Targets = None | int | str | Top | Above | Tensor | Scalar | Question | Sequence[Any]
 
 
 def resolve_targets(
@@ -38,12 +39,28 @@ def resolve_targets(
             for row, y in zip(_rows(targets, len(logits)), logits, strict=True)
         ]
         if rather_than is None:
-            return _indexed(rows, logits.device)
+            return indexed(rows, logits.device)
         indices = torch.tensor([[_class(target) for target in row] for row in rows])
     rows = contrasts(indices, named_rivals(rather_than, outputs, labels), logits)
     for target in {target for row in rows for target in row}:
         target.fits(outputs, (lambda index: f"class {index}") if labels is None else labels.__getitem__)
-    return _indexed(rows, logits.device)
+    return indexed(rows, logits.device)
+
+
+def questions_in(targets: Targets, batch: int, functions: bool = False) -> list[list[Any]] | None:
+    """The questions about each image; None if the targets are classes. With `functions`, callables count too."""
+
+    def asks(item: Any) -> bool:
+        return isinstance(item, Question) or (functions and callable(item))
+
+    nested = targets if isinstance(targets, list | tuple) else [targets]
+    flat = [item for row in nested for item in (row if isinstance(row, list | tuple) else [row])]
+    if not any(map(asks, flat)):
+        return None
+    for item in flat:
+        if not asks(item):
+            raise TargetError(f"{item!r} cannot be mixed with other questions; ask for it in another call")
+    return _rows(targets, batch)
 
 
 def _rows(targets: Targets, batch: int) -> list[list[Any]]:
@@ -52,7 +69,7 @@ def _rows(targets: Targets, batch: int) -> list[list[Any]]:
         if targets.is_floating_point() or targets.dtype == torch.bool:
             raise TargetError(f"targets must be integers, not {str(targets.dtype)[6:]}; give class indices")
         targets = targets.tolist()
-    if isinstance(targets, int | str) or callable(targets):
+    if isinstance(targets, int | str | Question) or callable(targets):
         targets = [[targets]] * batch
     if not isinstance(targets, Sequence):
         raise TargetError(
@@ -86,7 +103,8 @@ def _class(target: Target) -> int:
     return target.index
 
 
-def _indexed(rows: Sequence[Sequence[Target]], device: torch.device) -> tuple[Tensor, tuple[Target, ...]]:
+def indexed(rows: Sequence[Sequence[Target]], device: torch.device) -> tuple[Tensor, tuple[Target, ...]]:
+    """(B,K) indices, in which negative ones stand for the targets that are not classes, and these targets."""
     others = list(dict.fromkeys(target for row in rows for target in row if not isinstance(target, Class)))
     indices = [[t.index if isinstance(t, Class) else -1 - others.index(t) for t in row] for row in rows]
     return torch.tensor(indices, dtype=torch.int64, device=device), tuple(others)

@@ -23,7 +23,7 @@ def scores(logits: Tensor, targets: Tensor, others: Sequence[Target] = (), of_cl
     >>> scores(torch.tensor([[1.0, 4.0]]), torch.tensor([[1, -1]]), [Number(lambda y: y.sum())])
     tensor([[4., 5.]])
     """
-    found = of_class(logits, targets.clamp(min=0))
+    found = of_class(logits, targets.clamp(min=0)) if (targets >= 0).any() else logits
     if not others:
         return found
     rows = [

@@ -74,7 +74,7 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
     """The score, evidence at the inputs of `top`, and gradients at `top` and `full`: one backward pass per class."""
     logits = tape.logits.detach().requires_grad_()
     alone = logits.shape[1] == 1  # no other class to compare with: the logit itself is the score
-    if not alone:
+    if not alone and (case.targets >= 0).any():
         _refuse_equal(logits)
     with torch.enable_grad():
         scores = case.scores(logits, picked if alone else score)  # for a callable, its value

@@ -1,0 +1,185 @@
+"""The detections in what a detector returns, with the class logit of each before any selection.
+
+A detector scores candidates and keeps a few of them. Keeping is selection, not arithmetic: the kept box is one
+candidate, and its evidence is that of the candidate's own class logit. Known results:
+
+| result | where the logit is |
+|---|---|
+| a list of dicts with boxes, labels and scores | behind the score: followed back to the layer that gives it |
+| a dict with `logits` (B,N,C) and `pred_boxes` (B,N,4) | `logits` |
+| boxes and scores in one tensor, (B,4+C,N) or (B,N,5+C) | behind the score |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from classlens.core.capture import Pick, described, last_linear
+from classlens.core.capture.reading import last_of_calls
+from classlens.core.targets.answers import Answers
+from classlens.core.targets.questions import Box
+from classlens.errors import TargetError
+
+OVERLAP, LEAST_SCORE, MOST = 0.5, 0.05, 300  # of the detections that are kept
+
+
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """One detected object."""
+
+    box: Box
+    label: int
+    score: float
+    logit: Pick | Tensor  # where its class logit is, or its live score, from which the logit is found
+
+
+def detections(answers: Answers, image: int) -> list[Detection]:
+    """The detections of an image, the highest score first."""
+    result = answers.result
+    if isinstance(result, tuple | list) and len(result) == answers.images and _has_boxes(result[image]):
+        return _kept_by_the_network(result[image])
+    if isinstance(result, dict) and {"logits", "pred_boxes"} <= result.keys():
+        return _of_queries(answers, result["logits"][image], result["pred_boxes"][image])
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    if isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images:
+        return _in_one_tensor(answers, first[image])
+    raise TargetError(
+        "boxes need a detector: a list of dicts with boxes, labels and scores, a dict with logits and pred_boxes, or "
+        f"one tensor (B,4+classes,candidates); this network returns {described(result)}"
+    )
+
+
+def _has_boxes(one: Any) -> bool:
+    return isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys()
+
+
+def _kept_by_the_network(one: dict[str, Any]) -> list[Detection]:
+    scores, boxes, labels = (one[name].detach() for name in ("scores", "boxes", "labels"))
+    return [
+        Detection(Box(*boxes[i].tolist()), int(labels[i]), float(scores[i]), one["scores"][i])
+        for i in scores.argsort(descending=True).tolist()
+    ]
+
+
+def _of_queries(answers: Answers, logits: Tensor, boxes: Tensor) -> list[Detection]:
+    """Boxes are (centre x, centre y, width, height), relative to the image. A last class may mean "no object"."""
+    labels, classes = answers.models.labels, logits.shape[1]
+    if labels is None or len(labels) not in (classes, classes - 1):
+        raise TargetError(
+            f"the detector has {classes} outputs for each box: give its labels, without which it is unknown whether "
+            "the last output means that there is no object"
+        )
+    values = logits.detach().double()
+    chances = values.softmax(1)[:, :-1] if len(labels) == classes - 1 else values.sigmoid()
+    height, width = answers.size
+    corners = _corners(boxes.detach().double()) * torch.tensor([width, height, width, height], dtype=torch.float64)
+    scores, best = chances.max(1)
+    return [
+        Detection(Box(*corners[i].tolist()), int(best[i]), float(scores[i]), Pick(("logits",), index=(i, int(best[i]))))
+        for i in scores.argsort(descending=True).tolist()
+        if scores[i] >= LEAST_SCORE
+    ]
+
+
+def _in_one_tensor(answers: Answers, rows: Tensor) -> list[Detection]:
+    """Boxes (centre x, centre y, width, height) in pixels, then a probability for each class.
+
+    (4+C,N) has a candidate in each column; (N,5+C) has one in each row, with a probability of any object before the
+    classes.
+    """
+    if rows.shape[0] < rows.shape[1]:
+        boxes, chances = rows[:4].T, rows[4:].T
+    else:
+        boxes, chances = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
+    low, high = chances.detach().aminmax()
+    if low < 0 or high > 1 or (boxes[:, 2:] < 0).any():
+        raise TargetError(f"the output {tuple(rows.shape)} of one image does not hold boxes and probabilities")
+    scores, best = chances.detach().max(1)
+    kept = suppressed(_corners(boxes.detach()), scores, best)
+    return [
+        Detection(Box(*_corners(boxes[i : i + 1].detach())[0].tolist()), int(best[i]), float(scores[i]),
+                  chances[i, best[i]])
+        for i in kept
+    ]  # fmt: skip
+
+
+def _corners(boxes: Tensor) -> Tensor:
+    centre, size = boxes[:, :2], boxes[:, 2:]
+    return torch.cat([centre - size / 2, centre + size / 2], 1)
+
+
+def suppressed(boxes: Tensor, scores: Tensor, labels: Tensor) -> list[int]:
+    """Non-maximum suppression: indices of the boxes without a better one of the same class on the same place."""
+    kept: list[int] = []
+    for i in scores.argsort(descending=True).tolist():
+        if scores[i] < LEAST_SCORE or len(kept) == MOST:
+            break
+        rivals = [j for j in kept if labels[j] == labels[i]]
+        if not rivals or overlap(boxes[i : i + 1], boxes[rivals]).max() <= OVERLAP:
+            kept.append(i)
+    return kept
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of boxes (n,4) and (m,4) as (n,m).
+
+    >>> overlap(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]))
+    tensor([[1.0000, 0.3333]])
+    """
+    low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    both = (high - low).clamp(min=0).prod(2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1) for boxes in (a, b)]
+    return both / (areas[0][:, None] + areas[1][None] - both).clamp(min=torch.finfo(a.dtype).tiny)
+
+
+# ------------------------------------------------------------------------------------------------- the logit of a box
+
+
+def logit_of(answers: Answers, detection: Detection, image: int, number: int) -> Pick:
+    """Where the class logit of a detection is.
+
+    A live score is a squashed logit that was selected. Its gradient at the outputs of the last weight layers is
+    positive at its own class logit: that one is taken, in the layer with most outputs (the others may hold how
+    centred a box is).
+    """
+    if isinstance(detection.logit, Pick):
+        return detection.logit
+    recorder = answers.recorder
+    whole = _recorded(answers, detection.logit)
+    nodes = last_linear(recorder.nodes, whole)
+    edges: Any = [node.outputs[0].edge for node in nodes]
+    found = torch.autograd.grad(detection.logit, edges, retain_graph=True, allow_unused=True)
+    reached = [(node, g) for node, g in zip(nodes, found, strict=True) if g is not None and (g > 0).any()]
+    if not reached:
+        raise TargetError(
+            f"the score of box {number} has no gradient at any layer (it is saturated at {detection.score:.6g}); ask "
+            "for another box"
+        )
+    node, gradient = max(reached, key=lambda one: (_outputs(one[0].op, one[1]), float(one[1].max())))
+    index = tuple(int(i) for i in torch.unravel_index(gradient.argmax(), gradient.shape))
+    call = last_of_calls(recorder.nodes, node.module).index(node)
+    if gradient.shape[0] == answers.images:
+        return Pick(layer=node.module, call=call, index=index[1:])
+    if answers.images > 1:
+        raise TargetError("this detector chooses its candidates from the images; ask about one image at a time")
+    return Pick(layer=node.module, call=call, index=index, rows=True)
+
+
+def _outputs(op: str, output: Tensor) -> int:
+    """Outputs at each position: channels."""
+    return output.shape[-1] if op == "linear" else output.shape[1]
+
+
+def _recorded(answers: Answers, score: Tensor) -> Any:
+    """The recorded value that a score was taken from after the forward pass."""
+    by_node = {value.edge.node: value for value in answers.recorder.values.values() if value.edge is not None}
+    node: Any = score.grad_fn
+    while node is not None and node not in by_node:
+        node = next((following for following, _ in node.next_functions if following is not None), None)
+    if node is None:
+        raise TargetError("the scores of this detector have no gradient, so its boxes cannot be explained")
+    return by_node[node]
