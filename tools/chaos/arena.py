@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,12 @@ class Arena:
 
     def classlens(self, *arguments: object, prepare: Callable[[], None] = lambda: None, wait: float = 120.0) -> Ended:
         """Run the command in a child; `prepare` is called there first."""
-        printed = self.folder / "printed.txt"
+        reading, writing = os.pipe()  # not a file: its size might be limited
         pid = os.fork()
         if pid == 0:
-            _be_a_command(printed, prepare, [str(argument) for argument in arguments])
-        return Ended(_waited(pid, wait), printed.read_text(errors="replace"))
+            _be_a_command(writing, prepare, [str(argument) for argument in arguments])
+        os.close(writing)
+        return _waited(pid, reading, wait)
 
     def pictures(self, name: str, count: int = 3) -> Path:
         """A folder for each colour with `count` pictures."""
@@ -104,7 +105,7 @@ class Arena:
         ended = self.evaluate(data, out)
         if ended.check_clean() != "done":
             raise Wrong(f"an undisturbed run failed: {ended.text[-300:]!r}")
-        return rows_of(out, data)
+        return rows_of(out)
 
     def check_rows(self, data: Path, out: Path, expected: dict[str, list[dict[str, Any]]] | None = None) -> None:
         """Resume the run: its rows have to be those of a fresh one."""
@@ -112,7 +113,10 @@ class Arena:
         if ended.check_clean() != "done":
             raise Wrong(f"it cannot be resumed: {ended.text.strip()[-300:]!r}")
         expected = self.fresh(data) if expected is None else expected
-        for kind, rows in rows_of(out, data).items():
+        for kind, found in rows_of(out).items():
+            # Rows of what pictures held before are kept too, but no table shows them.
+            now = {(row["image"], row["content"]) for row in expected[kind]}
+            rows = [row for row in found if (row["image"], row["content"]) in now]
             if not _alike(rows, expected[kind]):
                 raise Wrong(f"{len(rows)} rows of {kind}, not the {len(expected[kind])} of a fresh run")
 
@@ -123,17 +127,11 @@ def paint(path: Path, seed: int) -> None:
     Image.fromarray(world.picture(path.parent.name, seed)[0]).save(path)
 
 
-def rows_of(out: Path, data: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the pictures that are there now, of what they hold now: what the tables are made of."""
+def rows_of(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a run, in a fixed order."""
     kept = store.Store(out)
-    known = {path.relative_to(data).as_posix() for path in data.rglob("*.*")}
     found = {kind: kept.read(kind).to_pylist() for kind in ("prediction", "perturbation")}
-    newest = {row["image"]: row["content"] for row in found["prediction"]}
-    mine = {
-        kind: [row for row in rows if row["image"] in known and row["content"] == newest.get(row["image"])]
-        for kind, rows in found.items()
-    }
-    return {kind: sorted(rows, key=lambda row: (row["image"], row["method"])) for kind, rows in mine.items()}
+    return {kind: sorted(rows, key=lambda row: (row["image"], row["method"])) for kind, rows in found.items()}
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
@@ -147,12 +145,12 @@ def _alike(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _be_a_command(printed: Path, prepare: Callable[[], None], arguments: list[str]) -> None:
+def _be_a_command(writing: int, prepare: Callable[[], None], arguments: list[str]) -> None:
     code = 1
     try:
-        file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.close(writing)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         torch.set_num_threads(1)
         gallery.slowest_ops = lambda *_: {}  # takes long, and is not what is attacked
@@ -161,20 +159,23 @@ def _be_a_command(printed: Path, prepare: Callable[[], None], arguments: list[st
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # whatever happened: a child must never go on as a second parent
 
 
-def _waited(pid: int, seconds: float) -> int:
+def _waited(pid: int, reading: int, seconds: float) -> Ended:
     timer = threading.Timer(seconds, os.kill, (pid, signal.SIGTERM))
     timer.start()
+    with os.fdopen(reading, errors="replace") as file:
+        text = file.read()
     _, status = os.waitpid(pid, 0)
     timer.cancel()
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGTERM:
         raise Wrong(f"it hung for {seconds:.0f} seconds")
-    return code
+    return Ended(code, text)
 
 
 def die() -> None:
