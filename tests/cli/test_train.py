@@ -40,7 +40,7 @@ def test_from_data_to_maps(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert command(*explain, "--multilabel", "--threshold", 0.999, "--out", tmp_path / "none") == 2
     assert "give a lower threshold" in capsys.readouterr().err
     assert command(*explain, "--multilabel", "--top", 2) == 2
-    assert "--class, --top and --rather-than" in capsys.readouterr().err
+    assert "give --multilabel, or questions such as --region" in capsys.readouterr().err
 
 
 def test_multilabel_needs_such_a_network(voc: Path, capsys: pytest.CaptureFixture[str]) -> None:

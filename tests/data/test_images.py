@@ -321,7 +321,7 @@ def test_check_batch_gives_a_good_batch_back() -> None:
     [
         (torch.zeros(3, 4, 4), r"add \[None\]"),
         (torch.zeros(4, 4), "2 dimensions"),
-        (torch.zeros(1, 1, 3, 4, 4), "5 dimensions"),
+        (torch.zeros(1, 1, 1, 3, 4, 4), "6 dimensions"),
         (torch.zeros(1, 3, 4, 4, dtype=torch.uint8), "torch.uint8: preprocess"),
         (torch.zeros(0, 3, 4, 4), "empty"),
         (torch.zeros(1, 3, 0, 4), "empty"),

@@ -120,7 +120,7 @@ def smallest_peak(relevance: Iterable[Tensor]) -> float:
     >>> smallest_peak([torch.tensor([[[1.0, -8.0]], [[2.0, 0.5]]])])
     2.0
     """
-    peaks = torch.cat([r.abs().flatten(2).amax(2).flatten() for r in relevance])
+    peaks = torch.cat([r.abs().reshape(*r.shape[:2], -1).amax(-1).flatten() for r in relevance])
     return float(peaks[peaks > 0].min()) if peaks.any() else 1.0
 
 
