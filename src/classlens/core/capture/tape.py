@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from classlens.core import ops
 from classlens.errors import CaptureError
+from classlens.machine import onednn_errors
 
 
 @dataclass(eq=False, slots=True)
@@ -190,7 +191,8 @@ class Tape:
     def differentiating(self) -> Iterator[None]:
         """Autograd's errors as one line, with the module if it is known."""
         try:
-            yield
+            with onednn_errors():
+                yield
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
                 raise CaptureError(
