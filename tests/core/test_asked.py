@@ -225,6 +225,26 @@ def test_non_maximum_suppression_keeps_the_best_of_each_class_and_place() -> Non
 # ---------------------------------------------------------------------------------------------- likeness, text, neurons
 
 
+class ChannelsLast(nn.Module):
+    """A block that keeps channels last, as windowed transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.block, self.head = nn.Conv2d(3, 12, 4, 4), nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.patch(x).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 32)])
+def test_a_neuron_of_a_layer_with_channels_last_is_refused(size: tuple[int, int]) -> None:
+    """Its index would silently mean a row."""
+    model, x = ChannelsLast().eval(), torch.rand(1, 3, *size)
+    assert classlens.explain(model, x, classlens.neuron("patch", 3), "gradient").maps.any()
+    with pytest.raises(TargetError, match="which looks like channels last"):
+        classlens.explain(model, x, classlens.neuron("block", 3), "gradient")
+
+
 def test_likeness_to_an_image_is_the_cosine_of_embeddings(tmp_path: Path) -> None:
     model, x = build("plain").double(), pictures(2, SIZE).double()
     y = model(x).detach()
