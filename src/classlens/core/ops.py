@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -238,6 +239,21 @@ def arguments(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         bound[rest] = tuple(args[first:])
     renamed = _KEYWORDS | dict(zip(own, names, strict=False))
     return bound | {renamed.get(key, key): value for key, value in kwargs.items()}
+
+
+def channels_last(shape: Sequence[int], image: Sequence[int]) -> bool:
+    """Whether a feature map is (B,h,w,C) rather than (B,C,h,w), by the aspect ratio of the image.
+
+    >>> channels_last((1, 7, 7, 96), (224, 224)), channels_last((1, 96, 7, 7), (224, 224))
+    (True, False)
+    """
+    return _unlike(shape[1:-1], image) < _unlike(shape[2:], image)
+
+
+def _unlike(sides: Sequence[int], image: Sequence[int]) -> float:
+    """How much the axes differ in their ratio to the image; an axis of the image with one position does not count."""
+    ratios = [math.log(own / side) for own, side in zip(sides, image, strict=True) if side > 1]
+    return max(ratios, default=0.0) - min(ratios, default=0.0)
 
 
 def per_axis(size: int | Sequence[int], n: int) -> tuple[int, ...]:

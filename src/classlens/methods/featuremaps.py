@@ -9,7 +9,7 @@ it reads every position or, if there is none, the coarsest map: usually the end 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from classlens.core.capture import Tape, Value
 from classlens.core.capture.reading import is_inside, layer_names
 from classlens.core.names import near
-from classlens.core.ops import LINEAR_OPS, Kind, of_kind
+from classlens.core.ops import LINEAR_OPS, Kind, channels_last, of_kind
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
 from classlens.methods.places import convolution
@@ -67,7 +67,7 @@ def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
     """
     shape = value.shape
     if len(shape) == len(tape.image.shape):
-        last = _unlike(tape, shape[1:-1]) < _unlike(tape, shape[2:])  # decided by the aspect ratio of the image
+        last = channels_last(shape, tape.image.shape[2:])
         if math.prod(shape[1:-1] if last else shape[2:]) > 1:
             return FeatureMap(value, _channels_last(len(shape) - 2) if last else _channels_first, above)
     if len(shape) == 3:
@@ -76,13 +76,6 @@ def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
             if 0 <= extra <= _MOST_EXTRA_TOKENS:
                 return FeatureMap(value, _tokens(extra, grid), above)
     return None
-
-
-def _unlike(tape: Tape, sides: Sequence[int]) -> float:
-    """How much the axes differ in their ratio to the image; an axis of the image with one position does not count."""
-    pairs = zip(sides, tape.image.shape[2:], strict=True)
-    ratios = [math.log(own / side) for own, side in pairs if side > 1]
-    return max(ratios, default=0.0) - min(ratios, default=0.0)
 
 
 def _grids(tape: Tape, channels: int) -> list[tuple[int, ...]]:

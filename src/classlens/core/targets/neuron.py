@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from classlens.core.capture import Pick
+from classlens.core.ops import channels_last
 from classlens.core.targets.answers import Answers
 from classlens.core.targets.questions import Found, Question
 from classlens.errors import TargetError
@@ -34,7 +34,7 @@ class Neuron(Question):
         found = answers.inside(self.layer)[-1]
         if found.dim() < 2 or found.shape[0] != answers.images:
             raise TargetError(f"the layer {self.layer!r} returns {tuple(found.shape)}, not an output for each image")
-        if found.dim() == 4 and _unlike(found.shape[1:3], answers.size) < _unlike(found.shape[2:4], answers.size):
+        if found.dim() == 4 and channels_last(found.shape, answers.size):
             raise TargetError(
                 f"the layer {self.layer!r} returns {tuple(found.shape)}, which looks like channels last; a neuron "
                 "needs channels first (B,C,h,w) or tokens (B,n,C): name another layer"
@@ -54,11 +54,6 @@ class Neuron(Question):
         index = (*self.place, self.channel) if tokens else (self.channel, *self.place)
         at = ", ".join(map(str, self.place))
         return Found(f"{text} at ({at})", (Pick(layer=self.layer, index=index),), lambda numbers: numbers[0].sum())
-
-
-def _unlike(sides: Sequence[int], image: Sequence[int]) -> float:
-    """How far the aspect ratio of two axes is from that of the image."""
-    return abs(math.log(sides[0] / sides[1] * image[1] / image[0]))
 
 
 def _mean(numbers: Sequence[Tensor], first: int, step: int) -> Tensor:
