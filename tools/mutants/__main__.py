@@ -27,7 +27,7 @@ from fork import forked
 from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
 from trial import Keep, Outcome, try_in_functions, try_on_import
-from where import PACKAGE, ROOT, source_files
+from where import PACKAGE, ROOT, SECONDS, source_files
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again))
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
-        plan = Plan(measured(), *collected())
+        plan = Plan(args.seconds, measured(), *collected())
         later = [m for m in todo if plan.runs_on_import(m)]
         sooner = [m for m in todo if m not in set(later)]
         keep = _kept(verdicts, len(sooner))
@@ -90,6 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
     parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="what the tests of one fault take together")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()
