@@ -31,6 +31,8 @@ def torchvision_detector(name: str, seed: int = 0) -> nn.Module:
     options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": CLASSES}
     if "ssd" not in name:
         options |= {"min_size": 96, "max_size": 128}
+    if "rcnn" in name:
+        options |= {"rpn_pre_nms_top_n_test": 40, "rpn_post_nms_top_n_test": 8}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(**options).eval()

@@ -250,7 +250,17 @@ def run(
             result = chunks.run(chosen, case, options, found.whole)
     if recorded is None:
         _check_maps(result.maps, batch, chosen.name)
-    return case, result
+    return case, replace(result, notes=(*result.notes, *_empty(case, result, chosen)))
+
+
+def _empty(case: Case, result: Result, chosen: Method) -> tuple[str, ...]:
+    """A note if a map is 0 everywhere: nothing is drawn, which must not be read as an answer."""
+    nothing = ~result.maps.flatten(2).any(2)  # (B,K)
+    if not nothing.any() or not case.images.any():
+        return ()
+    count = f"{int(nothing.sum())} of {nothing.numel()} maps are" if nothing.numel() > 1 else "the map is"
+    why = "" if chosen.signed else f" ({chosen.name} shows only what speaks for the target)"
+    return (f"{count} 0 everywhere: {chosen.name} finds no evidence{why}; try another method, such as agf",)
 
 
 def _check_for_classes_alone(chosen: Method, outputs: int, scalars: tuple[Target, ...]) -> None:

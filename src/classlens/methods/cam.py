@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +72,11 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
         cam = weighted_by_mean_gradient(features, gradients)
         return divide(cam, cam.amax(tuple(range(3, cam.dim())), keepdim=True)) if released else cam
 
-    return shown(case, case.directions(), layer, shallower, weigh)
+    found = shown(case, case.directions(), layer, shallower, weigh)
+    return replace(found, notes=(*found.notes, _AVERAGED)) if found.notes else found
+
+
+_AVERAGED = "gradcam averages gradients over all positions, so its maps of two places can be alike; layercam does not"
 
 
 @method(

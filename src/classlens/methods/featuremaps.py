@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Tape, Value
-from classlens.core.capture.reading import is_inside, layer_names
+from classlens.core.capture.reading import chosen_values, is_inside, layer_names
 from classlens.core.names import near
 from classlens.core.ops import LINEAR_OPS, Kind, channels_last, of_kind
 from classlens.errors import MethodError
@@ -45,9 +45,9 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
     """Feature maps with more than one position that all evidence passes through; the deepest first.
 
     No skip connection or branch bypasses such a map. The input of an average pool is preferred to its output: it holds
-    the same evidence in more detail.
+    the same evidence in more detail. Proposals have positions of their own, so their maps do not count.
     """
-    cuts, frontier, above = [], {tape.output}, 0
+    cuts, frontier, above, chosen = [], {tape.output}, 0, chosen_values(tape.nodes)
     for node in reversed(tape.nodes):
         frontier.difference_update(node.outputs)
         frontier.update(node.inputs)
@@ -55,7 +55,9 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
         if len(frontier) == 1:
             (value,) = frontier
             found = feature_map(tape, value, above)
-            if found is not None and value is not tape.image and tape.producer[value].op not in _AVERAGES:
+            if found is None or value is tape.image or value in chosen:
+                continue
+            if tape.producer[value].op not in _AVERAGES:
                 cuts.append(found)
     return cuts
 
@@ -63,9 +65,12 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
 def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:
     """A value read as (B,C,*places), (B,*places,C) or tokens (B,n,C), whichever it is; None without positions.
 
-    Places are (h,w) or, in a network for volumes or videos, (d,h,w).
+    Places are (h,w) or, in a network for volumes or videos, (d,h,w). Maps of proposals, with their own positions, are
+    none of the image.
     """
     shape = value.shape
+    if shape[:1] != tape.image.shape[:1]:
+        return None
     if len(shape) == len(tape.image.shape):
         last = channels_last(shape, tape.image.shape[2:])
         if math.prod(shape[1:-1] if last else shape[2:]) > 1:
@@ -190,11 +195,14 @@ def all_maps(tape: Tape) -> list[FeatureMap]:
     """
     found = {cut.value: cut for cut in spatial_cuts(tape) if cut.above}
     read_maps = convolution(tape), convolution(tape, transposed=True), "interpolate"
+    chosen = chosen_values(tape.nodes)
     above, depth = 0, {value: i for i, node in enumerate(tape.nodes) for value in node.outputs}
     for node in reversed(tape.nodes):
         above += node.op in LINEAR_OPS
         value = node.arguments()["input"] if above and node.op in read_maps else None
-        if value in depth and math.prod(value.shape[2:]) > 1 and tape.producer[value].op not in _AVERAGES:
+        if value not in depth or value in chosen or value.shape[0] != tape.image.shape[0]:
+            continue
+        if math.prod(value.shape[2:]) > 1 and tape.producer[value].op not in _AVERAGES:
             found.setdefault(value, FeatureMap(value, _channels_first, above))
     return sorted(found.values(), key=lambda one: -depth[one.value])
 

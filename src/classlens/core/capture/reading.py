@@ -36,6 +36,7 @@ class Pick:
     index: tuple[int, ...] = ()  # after the batch axis; what is left is flattened
     unit: bool = False  # divided by its length: the numbers of a direction
     rows: bool = False  # the first axis is not that of the images, and `index` includes it; for a single image
+    chosen: bool = False  # the network chose from the image what the index means: another image has something else
 
     def of(self, result: Any, inside: Inside) -> Tensor:
         """(B,n)."""
@@ -62,7 +63,7 @@ class Reading:
     @property
     def one_pass(self) -> bool:
         """Whether its indices mean something in this forward pass alone: proposals depend on the image."""
-        return any(pick.rows for pick in self.picks)
+        return any(pick.rows or pick.chosen for pick in self.picks)
 
     def read(self, result: Any, inside: Inside) -> Tensor:
         """(B,n): the numbers of all picks."""
@@ -118,6 +119,31 @@ def inside_of(recorder: Recorder | None) -> Inside:
         return [live[value] for value in values if value in live]
 
     return outputs
+
+
+def chosen_values(nodes: Sequence[Node]) -> set[Value]:
+    """What a network computes of candidates that it chose by their values: proposals, the best queries.
+
+    Its rows mean something on this image alone, and its positions are not those of the image.
+    """
+    found: set[Value] = set()
+    for node in nodes:
+        if node.op in ("topk", "sort", "argsort", "argmax", "nonzero", "nms") or not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def before(nodes: Sequence[Node], node: Node) -> set[Node]:
+    """All operations that an operation depends on."""
+    producer = {made: one for one in nodes for made in one.outputs}
+    found: set[Node] = set()
+    todo = list(node.inputs)
+    while todo:
+        one = producer.get(todo.pop())
+        if one is not None and one not in found:
+            found.add(one)
+            todo.extend(one.inputs)
+    return found
 
 
 def last_linear(nodes: Sequence[Node], value: Value) -> list[Node]:

@@ -38,6 +38,8 @@ def multiplied(node: Node, relevance: Tensor) -> Shares:
 
 def looks_like_gate(value: Value) -> bool:
     """Whether all of a value lies within [0,1], like the output of a sigmoid or a softmax."""
+    if not value.tensor.numel():  # a level of a feature pyramid without proposals
+        return False
     low, high = value.tensor.aminmax()
     return bool(low >= 0 and high <= 1)
 

@@ -12,14 +12,15 @@ candidate, and its evidence is that of the candidate's own class logit. Known re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Pick, described, last_linear
-from classlens.core.capture.reading import last_of_calls
+from classlens.core.capture import Node, Pick, described, last_linear
+from classlens.core.capture.reading import before, chosen_values, last_of_calls
 from classlens.core.targets.answers import Answers
 from classlens.core.targets.questions import Box
 from classlens.errors import TargetError
@@ -43,7 +44,7 @@ def detections(answers: Answers, image: int) -> list[Detection]:
     if isinstance(result, tuple | list) and len(result) == answers.images and _has_boxes(result[image]):
         return _kept_by_the_network(result[image])
     if isinstance(result, dict) and {"logits", "pred_boxes"} <= result.keys():
-        return _of_queries(answers, result["logits"][image], result["pred_boxes"][image])
+        return _of_queries(answers, result["logits"], result["pred_boxes"][image], image)
     first = result[0] if isinstance(result, tuple | list) and result else result
     if isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images:
         return _in_one_tensor(answers, first[image])
@@ -65,8 +66,9 @@ def _kept_by_the_network(one: dict[str, Any]) -> list[Detection]:
     ]
 
 
-def _of_queries(answers: Answers, logits: Tensor, boxes: Tensor) -> list[Detection]:
+def _of_queries(answers: Answers, of_all: Tensor, boxes: Tensor, image: int) -> list[Detection]:
     """Boxes are (centre x, centre y, width, height), relative to the image. A last class may mean "no object"."""
+    logits = of_all[image]
     labels, classes = answers.models.labels, logits.shape[1]
     if labels is None or len(labels) not in (classes, classes - 1):
         raise TargetError(
@@ -78,8 +80,13 @@ def _of_queries(answers: Answers, logits: Tensor, boxes: Tensor) -> list[Detecti
     height, width = answers.size
     corners = _corners(boxes.detach().double()) * torch.tensor([width, height, width, height], dtype=torch.float64)
     scores, best = chances.max(1)
+    chosen = answers.recorder.values.get(id(of_all)) in chosen_values(answers.recorder.nodes)
+
+    def logit(i: int) -> Pick:
+        return Pick(("logits",), index=(i, int(best[i])), chosen=chosen)
+
     return [
-        Detection(Box(*corners[i].tolist()), int(best[i]), float(scores[i]), Pick(("logits",), index=(i, int(best[i]))))
+        Detection(Box(*corners[i].tolist()), int(best[i]), float(scores[i]), logit(i))
         for i in scores.argsort(descending=True).tolist()
         if scores[i] >= LEAST_SCORE
     ]
@@ -92,9 +99,14 @@ def _in_one_tensor(answers: Answers, rows: Tensor) -> list[Detection]:
     classes.
     """
     if rows.shape[0] < rows.shape[1]:
-        boxes, chances = rows[:4].T, rows[4:].T
+        boxes, classes, chances = rows[:4].T, rows[4:].T, rows[4:].T
     else:
-        boxes, chances = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
+        boxes, classes, chances = rows[:, :4], rows[:, 5:], rows[:, 5:] * rows[:, 4:5]
+    if rows.shape[1] == 6 < rows.shape[0] and torch.equal(rows[:, 5].detach(), rows[:, 5].detach().round()):
+        raise TargetError(
+            f"the output {tuple(rows.shape)} of one image seems to hold boxes that were selected already, with a score "
+            "and a class number each; give the output before the selection with output="
+        )
     low, high = chances.detach().aminmax()
     if low < 0 or high > 1 or (boxes[:, 2:] < 0).any():
         raise TargetError(f"the output {tuple(rows.shape)} of one image does not hold boxes and probabilities")
@@ -102,7 +114,7 @@ def _in_one_tensor(answers: Answers, rows: Tensor) -> list[Detection]:
     kept = suppressed(_corners(boxes.detach()), scores, best)
     return [
         Detection(Box(*_corners(boxes[i : i + 1].detach())[0].tolist()), int(best[i]), float(scores[i]),
-                  chances[i, best[i]])
+                  classes[i, best[i]])
         for i in kept
     ]  # fmt: skip
 
@@ -143,7 +155,7 @@ def logit_of(answers: Answers, detection: Detection, image: int, number: int) ->
     """Where the class logit of a detection is.
 
     A live score is a squashed logit that was selected. Its gradient at the outputs of the last weight layers is
-    positive at its own class logit: that one is taken, in the layer with most outputs (the others may hold how
+    positive at its own class logit: that one is taken, in the head with most outputs (the others may hold how
     centred a box is).
     """
     if isinstance(detection.logit, Pick):
@@ -153,25 +165,38 @@ def logit_of(answers: Answers, detection: Detection, image: int, number: int) ->
     nodes = last_linear(recorder.nodes, whole)
     edges: Any = [node.outputs[0].edge for node in nodes]
     found = torch.autograd.grad(detection.logit, edges, retain_graph=True, allow_unused=True)
-    reached = [(node, g) for node, g in zip(nodes, found, strict=True) if g is not None and (g > 0).any()]
+    reached = {node: g for node, g in zip(nodes, found, strict=True) if g is not None and (g > 0).any()}
     if not reached:
         raise TargetError(
             f"the score of box {number} has no gradient at any layer (it is saturated at {detection.score:.6g}); ask "
             "for another box"
         )
-    node, gradient = max(reached, key=lambda one: (_outputs(one[0].op, one[1]), float(one[1].max())))
+    node = _of_classes(recorder.nodes, reached)
+    gradient = reached[node]
     index = tuple(int(i) for i in torch.unravel_index(gradient.argmax(), gradient.shape))
     call = last_of_calls(recorder.nodes, node.module).index(node)
+    chosen = node.outputs[0] in chosen_values(recorder.nodes)
     if gradient.shape[0] == answers.images:
-        return Pick(layer=node.module, call=call, index=index[1:])
+        return Pick(layer=node.module, call=call, index=index[1:], chosen=chosen)
     if answers.images > 1:
         raise TargetError("this detector chooses its candidates from the images; ask about one image at a time")
     return Pick(layer=node.module, call=call, index=index, rows=True)
 
 
-def _outputs(op: str, output: Tensor) -> int:
-    """Outputs at each position: channels."""
-    return output.shape[-1] if op == "linear" else output.shape[1]
+def _of_classes(nodes: Sequence[Node], reached: dict[Node, Tensor]) -> Node:
+    """The layer of the class logits: with no other layer between it and the score, and with most outputs.
+
+    A score also reaches the layers before the heads, which may have more outputs than there are classes.
+    """
+    heads = [node for node in reached if not any(node in before(nodes, other) for other in reached if other != node)]
+    outputs = {node: node.outputs[0].shape[-1 if node.op == "linear" else 1] for node in heads}
+    largest = [node for node in heads if outputs[node] == max(outputs.values())]
+    if len(largest) > 1:
+        names = " and ".join(sorted({node.module for node in largest}))
+        raise TargetError(
+            f"the score of the box depends on {names} alike, so its class logit cannot be told from others"
+        )
+    return largest[0]
 
 
 def _recorded(answers: Answers, score: Tensor) -> Any:

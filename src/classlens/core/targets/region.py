@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Pick
 from classlens.core.targets.answers import Answers
+from classlens.core.targets.dense import dense
 from classlens.core.targets.questions import Box, Found, Outline, Question
 from classlens.errors import TargetError
 
@@ -32,19 +32,23 @@ class Region(Question):
     pixel: tuple[int, int] | None = None  # (x,y)
 
     def find(self, answers: Answers, image: int) -> Found:
-        path, logits = answers.dense("region(...)")
-        index = answers.class_index(self.category, logits.shape[1])
-        weights, place, outlines = self._where(answers, logits[image].detach(), index)
-        weights = (weights / weights.sum()).to(logits.device, logits.dtype).flatten()
+        found = dense(answers, "region(...)")
+        maps = found.maps(image)
+        index = answers.class_index(self.category, len(maps))
+        weights, place, outlines = self._where(answers, maps, found.where(image, index), index)
+        weights = (weights / weights.sum()).to(maps).flatten()
 
         def mean(numbers: Sequence[Tensor]) -> Tensor:
-            return (numbers[0] * weights.to(numbers[0])).sum()
+            values = found.values(numbers, index)
+            return (values * weights.to(values)).sum()
 
-        return Found(f"{answers.label(index)} {place}", (Pick(path, index=(index,)),), mean, outlines)
+        return Found(f"{answers.label(index)} {place}", found.picks(index), mean, outlines)
 
-    def _where(self, answers: Answers, logits: Tensor, index: int) -> tuple[Tensor, str, tuple[Outline, ...]]:
+    def _where(
+        self, answers: Answers, maps: Tensor, own: Tensor, index: int
+    ) -> tuple[Tensor, str, tuple[Outline, ...]]:
         """The weight of each position of the output (h,w), the region in words, and what to draw."""
-        (height, width), places = answers.size, logits.shape[1:]
+        (height, width), places = answers.size, own.shape
         if self.pixel is not None:
             return _pixel_weights(self.pixel, answers.size, places)
         if self.mask is not None:
@@ -53,13 +57,12 @@ class Region(Question):
             return _resized(self.mask, places), "in the masked region", (self.mask,)
         if self.box is not None:
             return _resized(_filled(self.box, answers.size), places), f"in {in_words(self.box)}", (self.box,)
-        own = logits.argmax(0) == index
         if not own.any():
-            counts = logits.argmax(0).flatten().bincount()
+            counts = maps.argmax(0).flatten().bincount()
             most = ", ".join(answers.label(int(i)) for i in counts.argsort(descending=True)[:3] if counts[i])
+            other = f", or a class that it finds: {most}" if len(maps) > 1 else ""
             raise TargetError(
-                f"the network finds {answers.label(index)} at no pixel; give a mask, a box or a pixel, or a class that "
-                f"it finds: {most}"
+                f"the network finds {answers.label(index)} at no pixel; give a mask, a box or a pixel{other}"
             )
         shown = F.interpolate(own[None, None].float(), size=(height, width), mode="nearest")[0, 0] > 0
         return own.double(), "where the network finds it", (shown.cpu(),)
