@@ -1,6 +1,6 @@
 """Attention, found on the tape: its weights, the places of its tokens, and the blocks of a transformer.
 
-Attention may be written as one fused operation, as torch's own layer, or as softmax between two products:
+Attention may be written as one fused operation, or as softmax between two products:
 
     >>> [found.node.op for found in attentions(tape)]
     ['scaled_dot_product_attention', 'scaled_dot_product_attention', 'softmax']
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
-from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
+from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.errors import MethodError
 
 _PRODUCTS = of_kind(Kind.PRODUCT) - {"mul"}
@@ -28,7 +28,7 @@ _ADDITIONS = of_kind(Kind.ADDITION)
 class Attention:
     """One attention of a recorded network. Windows of an image count as heads of it."""
 
-    node: Node  # the fused operation, torch's layer, or the softmax
+    node: Node  # the fused operation, or the softmax
     weights: Tensor  # (B, heads, queries, keys)
     keys: Places | None  # the places of the keys; None: unknown
     axis: Axis  # where the images are in its weights, as it lays them out
@@ -46,10 +46,6 @@ class Attention:
         """
         if self.node.op == "softmax":
             return self.by_head(at_output)
-        if self.node.op == "multi_head_attention_forward":
-            parts = layer_parts(self.node)
-            at_output = parts.by_head(at_output @ parts.out_weight)
-            return self.by_head(at_output @ parts.values.mT)
         values = repeated_heads(self.node, _tensor(self.node.arguments()["value"]))
         return self.by_head(at_output @ values.mT)
 
@@ -81,16 +77,11 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
         weights, keys = output.tensor, places.get(output) if _square(output.tensor) else None
     elif node.op == "scaled_dot_product_attention":
         weights, keys = fused_weights(node), _places_of(node, places)
-    elif node.op == "multi_head_attention_forward":
-        weights, keys = layer_parts(node).weights, _places_of(node, places)
     else:
         return None
     if output not in images:
         raise MethodError(f"the images cannot be told apart at {node.where}; explain one image at a time")
-    axis = images[output]
-    if node.op == "multi_head_attention_forward":  # its weights have the images first, whatever its output has
-        axis = Axis(0, axis.image if count > 1 else axis.image.new_zeros(len(weights)))
-    one = Attention(node, weights, keys, axis, count)
+    one = Attention(node, weights, keys, images[output], count)
     return replace(one, weights=one.by_head(weights[None])[0])
 
 
@@ -111,10 +102,15 @@ def _between_products(tape: Tape, node: Node) -> bool:
     before = tape.producer.get(value)
     while before is not None and before.op in _SCALES:
         before = tape.producer.get(before.inputs[0])
+    return before is not None and before.op in _PRODUCTS and bool(_products_of(tape, node))
+
+
+def _products_of(tape: Tape, node: Node) -> list[Node]:
+    """The products that read a softmax, possibly scaled: attention weights times values."""
     users = tape.consumers.get(node.outputs[0], [])
     while len(users) == 1 and users[0].op in _SCALES:
         users = tape.consumers.get(users[0].outputs[0], [])
-    return before is not None and before.op in _PRODUCTS and any(user.op in _PRODUCTS for user in users)
+    return [user for user in users if user.op in _PRODUCTS]
 
 
 def _tensor(argument: Value | Tensor) -> Tensor:
@@ -180,6 +176,8 @@ def projections(tape: Tape, found: Sequence[Attention]) -> set[Node]:
     layers: set[Node] = set()
     for one in found:
         todo = list(one.node.inputs)
+        if one.node.op == "softmax":  # the values are not among its own inputs
+            todo += [value for product in _products_of(tape, one.node) for value in product.inputs]
         while todo:
             node = tape.producer.get(todo.pop())
             if node is None or node in layers:

@@ -6,11 +6,13 @@ They are found on the tape, so this works for any architecture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value, last_linear
+from classlens.core.capture import Axis, Node, Tape, Value, image_index, last_linear, place_index
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
@@ -18,15 +20,12 @@ from classlens.errors import MethodError
 from classlens.methods.places import convolution
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
+_LIMITS = ("maximum", "minimum")  # with a constant: an activation
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
 # Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
-# Of the released code, which has those for images only.
-RELEASED_SUMS = (
-    "add",
-    "mean",
-    *(f"{pool}{n}d" for n in (2, 3) for pool in ("max_pool", "avg_pool", "adaptive_avg_pool")),
-)
+# Sums of live values, however they are written (`a + b`, `stack().sum(0)`, a mean, a pool): Def. 1 with signed values.
+SIGNED_SUMS = of_kind(Kind.ADDITION, Kind.SUM, Kind.AVERAGE_POOL, Kind.MAX_POOL) - {"grid_sample"} | {"amax"}
 _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 
@@ -90,7 +89,7 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
         if len(users) != 1:
             return bool(users) and all(user.op in _ACTIVATIONS for user in users)
         (user,) = users
-        if user.op in _ACTIVATIONS:
+        if user.op in _ACTIVATIONS or (user.op in _LIMITS and len(user.inputs) == 1):
             return True
         moves = user.op in _MOVES and user.op not in SEVERAL_OUTPUTS and len(user.inputs) == 1
         if user.op not in _NORMS and not moves:
@@ -107,7 +106,8 @@ def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
     if node is None or node.op not in _RESHAPES or value.tensor.dim() != 2:
         return None
     source = node.inputs[0].shape
-    is_map = len(source) == len(tape.image.shape) and math.prod(source[2:]) > 1
+    whole = source[0] == value.shape[0] == tape.image.shape[0]  # a row for each image, not for each token
+    is_map = whole and len(source) == len(tape.image.shape) and math.prod(source[2:]) > 1
     return tuple(source[1:]) if is_map else None
 
 
@@ -152,33 +152,64 @@ def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor
 _EXTRA_TOKENS = 5  # at most: a class token, a distillation token, or a class token and four registers
 
 
-def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...]]:
-    """The linear layers that read the patches of an image, (B, tokens, C), and their grid: a convolution's output size.
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """How a value holds the patches of images: (B,tokens,C), (tokens,B,C), or (tokens * B,C) as torch's layer does."""
 
-    Windows of patches are not such a grid: there the images are cut up along the batch axis.
+    grid: tuple[int, ...]
+    axis: Axis  # where the images are
+    images: int
+
+    def tokens(self, t: Tensor) -> Tensor:
+        """(K, *shape) as (K,B,tokens,C)."""
+        return self.axis.first(t, self.images).flatten(2, -2)
+
+    def as_map(self, t: Tensor) -> Tensor:
+        """(K, *shape) as a feature map (K,B,C,tokens,1): the factorisation needs positions, not their layout."""
+        return self.tokens(t).mT[..., None]
+
+    def from_map(self, t: Tensor, shape: Sequence[int]) -> Tensor:
+        """A feature map (K,B,C,tokens,1) as (K, *shape)."""
+        order = self.axis.image.argsort(stable=True).argsort().to(t.device)
+        rest = [size for i, size in enumerate(shape) if i != self.axis.axis]
+        rows = t[..., 0].mT.reshape(len(t), -1, *rest).index_select(1, order)
+        return rows.movedim(1, 1 + self.axis.axis)
+
+    def over_places(self, share: Tensor) -> Tensor:
+        """Relevance (K, *shape), summed over channels, without the class token and registers: (K,B,*places)."""
+        places: Tensor = self.tokens(share).sum(3)[..., -math.prod(self.grid) :].unflatten(2, self.grid)
+        return places
+
+
+def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, Patches]:
+    """The linear layers that read the patches of an image, row by row of a grid: that of a convolution's output.
+
+    Windows of patches are not such a grid: there the images are cut up.
     """
     sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == convolution(tape)]
-    grids = {math.prod(size): size for size in sizes}
-    images = tape.image.shape[0]
-
-    def grid(node: Node) -> tuple[int, ...] | None:
+    grids, images = {math.prod(size): size for size in sizes}, tape.image.shape[0]
+    found: dict[Node, Patches] = {}
+    for node in nodes:
         shape = node.inputs[0].shape if node.op == "linear" and len(node.inputs) == 1 else ()
-        if len(shape) != 3 or shape[0] != images:
-            return None
-        fitting = [places for places in grids if 0 <= shape[1] - places <= _EXTRA_TOKENS]
-        return grids[max(fitting)] if fitting else None
-
-    return {node: found for node in nodes if (found := grid(node))}
-
-
-def as_map(tokens: Tensor) -> Tensor:
-    """(..., tokens, C) as a feature map (..., C, tokens, 1): the factorisation needs positions, not their layout."""
-    return tokens.mT[..., None]
+        tokens = math.prod(shape[:-1]) // images
+        fitting = [places for places in grids if 0 <= tokens - places <= _EXTRA_TOKENS]
+        if len(shape) in (2, 3) and fitting:
+            axis = _images_of(tape, node.inputs[0])
+            if axis is not None:
+                found[node] = Patches(grids[max(fitting)], axis, images)
+    return found
 
 
-def over_places(share: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Relevance (K,B,C,*places) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,*places)."""
-    if share.dim() > 4:
-        return share.sum(2)
-    places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # after the class token and registers
-    return places
+def _images_of(tape: Tape, value: Value) -> Axis | None:
+    """Where the images are in a value that may hold all their patches in order; None if they are cut up or unknown."""
+    images = tape.image.shape[0]
+    if len(value.shape) == 3 and value.shape[0] == images:
+        return Axis(0, torch.arange(images))
+    axis, places = image_index(tape).get(value), place_index(tape).get(value)
+    if axis is None or places is None:
+        return None
+    numbers = torch.arange(1, int(places.index.max()) + 1)
+    index = places.index.expand(*value.shape[:-1], 1)
+    rows = axis.first(index[None], images)[0].flatten(1)
+    in_order = all(torch.equal(row[row > 0], numbers.to(row)) for row in rows)
+    return axis if in_order else None

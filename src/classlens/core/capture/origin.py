@@ -211,8 +211,7 @@ def _at_rows(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tenso
     if isinstance(source, Value):
         return _rows_of(dict(zip(node.inputs, known, strict=True))[source], shape)
     *_, last = known
-    sequence = -3 if node.op == "multi_head_attention_forward" else -2
-    return None if last is None else _rows_of(_same_along(last, sequence), shape)
+    return None if last is None else _rows_of(_same_along(last, -2), shape)
 
 
 def _rows_of(index: Tensor | None, shape: torch.Size) -> Tensor | None:

@@ -27,7 +27,7 @@ from classlens.core.rules.pools import MAX_POOLS, over_window
 from classlens.core.rules.propagate import Ledger, Rule, propagate, rule_for
 from classlens.methods.agf import terms
 from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
-from classlens.methods.layers import as_map, first_layers, head_layers, over_places, patch_layers
+from classlens.methods.layers import Patches, first_layers, head_layers, patch_layers
 from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
 
@@ -57,12 +57,14 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     tape = folded(case.tape)
     options = terms.read_options(without, only, residual, TERMS)
     first, head = first_layers(tape), head_layers(tape)
-    grids = _grids(tape, [node for node in tape.nodes if node not in first and node not in head])
+    between = [node for node in tape.nodes if node not in first and node not in head]
+    patches = patch_layers(tape, between)
+    grids = _grids(tape, between) | {node: found.grid for node, found in patches.items()}
     deep = {n for n, grid in grids.items() if output_stride(grid, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE}
     weight = residual_weight(len(deep)) if options.has_residual else 0.0
     score = SCORE_OF_LABEL if case.multilabel else SCORE
     streams = open_streams(case, tape, head, deep if weight else (), score)
-    rules = Balanced(streams, options, first, grids, deep, weight)
+    rules = Balanced(streams, options, first, grids, patches, deep, weight)
     sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch, done=streams.done)
     if not deep and only is None:
         sweep.notes.append(
@@ -76,9 +78,9 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
 
 
 def _grids(tape: Tape, nodes: list[Node]) -> dict[Node, Grid]:
-    """The layers that read a feature map or patches of an image, and the number of positions along each axis."""
+    """The convolutions, and the number of positions that each reads along each axis."""
     op = convolution(tape)
-    return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == op} | patch_layers(tape, nodes)
+    return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == op}
 
 
 def residual_weight(layers: int) -> float:
@@ -99,6 +101,7 @@ class Balanced:
     options: terms.Options
     first: set[Node]  # layers that read the image
     grids: dict[Node, Grid]  # layers between image and head with spatial positions
+    patches: dict[Node, Patches]  # those of them that read patches
     deep: set[Node]  # the layers in `grids` that get the residual
     weight: float  # lambda
     seen: dict[Grid, Tensor] = field(default_factory=dict)  # by resolution, the deep layers' relevance (K,B,h,w)
@@ -159,21 +162,22 @@ class Balanced:
     def with_residual(self, node: Node, c: Tensor, phi: Tensor) -> Tensor:
         """phi + lambda q. On a patch grid, a token is a position."""
         x, gradient = node.inputs[0].tensor, self.streams.gradient(node)
-        tokens = x.dim() == 3  # (B,tokens,C)
-        if tokens:
-            x, gradient, c, phi = map(as_map, (x, gradient, c, phi))
+        patches = self.patches.get(node)
+        if patches is not None:
+            x, (gradient, c, phi) = patches.as_map(x[None])[0], map(patches.as_map, (gradient, c, phi))
         residual = terms.residual(x, gradient, c, terms.BALANCED, self.options)
-        if not tokens:
+        if patches is None:
             self.streams.note(node, **residual.named(), gradient=gradient)
         found = terms.balanced_residual(residual.q, phi, self.weight)
-        return found[..., 0].mT if tokens else found
+        return found if patches is None else patches.from_map(found, node.inputs[0].shape)
 
     def see(self, node: Node, share: Tensor) -> None:
         """Add a layer's relevance over positions to that of the other layers of its resolution."""
-        if node.inputs[0].shape[0] != self.streams.ledger.images:
+        patches = self.patches.get(node)
+        if patches is None and node.inputs[0].shape[0] != self.streams.ledger.images:
             return  # it reads windows, stacked along the batch axis, not whole images
         grid = self.grids[node]
-        places = over_places(share, grid)
+        places = share.sum(2) if patches is None else patches.over_places(share)
         self.seen[grid] = self.seen[grid] + places if grid in self.seen else places
 
     def elsewhere(self, node: Node, relevance: Tensor) -> Shares:
