@@ -133,7 +133,7 @@ def _attend(t: Tensor, made: dict[str, Tensor], heads: int) -> Tensor:
 def plain_step(t: Tensor, step: Step, made: dict[str, Tensor], side: int) -> Tensor:
     """One step, written as simply as possible; `side` is that of its input."""
     kind = step[0]
-    if kind in _HALVING + ("up",) and side_after(kind, side) == side:
+    if kind in (*_HALVING, "up") and side_after(kind, side) == side:
         return convolve(t, made) if kind == "strided" else t
     return _STEPS[kind](t, made, 1 if step[2] == 1 else 2)
 

@@ -80,6 +80,7 @@ def load(path: Path) -> tuple[int, Counts]:
 
 
 def save(path: Path, done: int, counts: Counts) -> None:
+    """Keep what was done, to go on from there."""
     rows = [[*key, n] for key, n in sorted(counts.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"networks": done, "counts": rows}, indent=None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, place_index
+from classlens.core.capture import Axis, Grid, Node, Places, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.errors import MethodError
@@ -79,10 +79,17 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
         weights, keys = fused_weights(node), _places_of(node, places)
     else:
         return None
-    if output not in images:
+    axis = images.get(output)
+    if axis is None or (count > 1 and axis.axis in _token_axes(node)):
         raise MethodError(f"the images cannot be told apart at {node.where}; explain one image at a time")
-    one = Attention(node, weights, keys, images[output], count)
+    one = Attention(node, weights, keys, axis, count)
     return replace(one, weights=one.by_head(weights[None])[0])
+
+
+def _token_axes(node: Node) -> tuple[int, ...]:
+    """The axes of an output on which only tokens of one image may lie: attention would mix images there."""
+    axes = len(node.outputs[0].shape)
+    return axes - 2, axes - 1
 
 
 def _square(weights: Tensor) -> bool:
@@ -102,12 +109,12 @@ def _between_products(tape: Tape, node: Node) -> bool:
     before = tape.producer.get(value)
     while before is not None and before.op in _SCALES:
         before = tape.producer.get(before.inputs[0])
-    return before is not None and before.op in _PRODUCTS and bool(_products_of(tape, node))
+    return before is not None and before.op in _PRODUCTS and bool(_products_with(tape, node.outputs[0]))
 
 
-def _products_of(tape: Tape, node: Node) -> list[Node]:
-    """The products that read a softmax, possibly scaled: attention weights times values."""
-    users = tape.consumers.get(node.outputs[0], [])
+def _products_with(tape: Tape, weights: Value) -> list[Node]:
+    """The products of attention weights, possibly scaled or reshaped, with values."""
+    users = tape.consumers.get(weights, [])
     while len(users) == 1 and users[0].op in _SCALES:
         users = tape.consumers.get(users[0].outputs[0], [])
     return [user for user in users if user.op in _PRODUCTS]
@@ -120,7 +127,7 @@ def _tensor(argument: Value | Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------- tokens of one grid
 
 
-def one_grid(found: Sequence[Attention], needed_by: str) -> tuple[int, int]:
+def one_grid(found: Sequence[Attention], needed_by: str) -> Grid:
     """The patch grid that every attention reads as a whole, for methods that multiply attention of all blocks."""
     tokens = found[0].weights.shape[-1]
     for position, one in enumerate(found):
@@ -176,8 +183,8 @@ def projections(tape: Tape, found: Sequence[Attention]) -> set[Node]:
     layers: set[Node] = set()
     for one in found:
         todo = list(one.node.inputs)
-        if one.node.op == "softmax":  # the values are not among its own inputs
-            todo += [value for product in _products_of(tape, one.node) for value in product.inputs]
+        if one.node.op == "softmax":  # it reads queries and keys alone
+            todo += [value for product in _products_with(tape, one.output) for value in product.inputs]
         while todo:
             node = tape.producer.get(todo.pop())
             if node is None or node in layers:

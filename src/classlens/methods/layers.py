@@ -6,13 +6,13 @@ They are found on the tape, so this works for any architecture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Tape, Value, image_index, last_linear, place_index
+from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, last_linear, place_index
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
@@ -147,69 +147,53 @@ def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor
     return found
 
 
-# --------------------------------------------------------------------------------------------------- patch grids
-
-_EXTRA_TOKENS = 5  # at most: a class token, a distillation token, or a class token and four registers
+# -------------------------------------------------------------------------------------------------------------- tokens
 
 
 @dataclass(frozen=True, eq=False)
-class Patches:
-    """How a value holds the patches of images: (B,tokens,C), (tokens,B,C), or (tokens * B,C) as torch's layer does."""
+class Tokens:
+    """What a linear layer reads: the patches of each image, in whatever layout, and tokens without a place.
 
-    grid: tuple[int, ...]
-    axis: Axis  # where the images are
+    Patches may lie on one axis or on several, before or after the images, or cut into windows.
+    """
+
+    places: Places
+    axis: Axis
     images: int
-
-    def tokens(self, t: Tensor) -> Tensor:
-        """(K, *shape) as (K,B,tokens,C)."""
-        return self.axis.first(t, self.images).flatten(2, -2)
+    shape: torch.Size  # of the value; the channels are last
 
     def as_map(self, t: Tensor) -> Tensor:
-        """(K, *shape) as a feature map (K,B,C,tokens,1): the factorisation needs positions, not their layout."""
-        return self.tokens(t).mT[..., None]
+        """(K, *shape) as a feature map (K, B, C, tokens, 1): the factorisation needs positions, not their layout."""
+        return self.axis.first(t, self.images).flatten(2, -2).mT[..., None]
 
-    def from_map(self, t: Tensor, shape: Sequence[int]) -> Tensor:
-        """A feature map (K,B,C,tokens,1) as (K, *shape)."""
-        order = self.axis.image.argsort(stable=True).argsort().to(t.device)
-        rest = [size for i, size in enumerate(shape) if i != self.axis.axis]
-        rows = t[..., 0].mT.reshape(len(t), -1, *rest).index_select(1, order)
-        return rows.movedim(1, 1 + self.axis.axis)
+    def restored(self, found: Tensor) -> Tensor:
+        """The inverse of `as_map`."""
+        return self.axis.restored(found[..., 0].mT, self.shape)
 
-    def over_places(self, share: Tensor) -> Tensor:
-        """Relevance (K, *shape), summed over channels, without the class token and registers: (K,B,*places)."""
-        places: Tensor = self.tokens(share).sum(3)[..., -math.prod(self.grid) :].unflatten(2, self.grid)
-        return places
+    def on_grid(self, share: Tensor) -> Tensor:
+        """Relevance (K, *shape), summed over channels: (K, B, *places)."""
+        return self.places.on_grid(share, self.axis, self.images)
 
 
-def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, Patches]:
-    """The linear layers that read the patches of an image, row by row of a grid: that of a convolution's output.
+def token_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, Tokens]:
+    """The linear layers that read the patches of an image.
 
-    Windows of patches are not such a grid: there the images are cut up.
+    Each place of the grid has one token; others, such as a class token, registers or padding, have no place.
     """
-    sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == convolution(tape)]
-    grids, images = {math.prod(size): size for size in sizes}, tape.image.shape[0]
-    found: dict[Node, Patches] = {}
-    for node in nodes:
-        shape = node.inputs[0].shape if node.op == "linear" and len(node.inputs) == 1 else ()
-        tokens = math.prod(shape[:-1]) // images
-        fitting = [places for places in grids if 0 <= tokens - places <= _EXTRA_TOKENS]
-        if len(shape) in (2, 3) and fitting:
-            axis = _images_of(tape, node.inputs[0])
-            if axis is not None:
-                found[node] = Patches(grids[max(fitting)], axis, images)
-    return found
+    layers = {node: node.inputs[0] for node in nodes if node.op == "linear" and len(node.inputs) == 1}
+    if not layers:
+        return {}
+    images, places, count = image_index(tape), place_index(tape), tape.image.shape[0]
+    return {
+        node: Tokens(places[value], images[value], count, value.shape)
+        for node, value in layers.items()
+        if value in places and value in images and _each_place_once(places[value], value, count)
+    }
 
 
-def _images_of(tape: Tape, value: Value) -> Axis | None:
-    """Where the images are in a value that may hold all their patches in order; None if they are cut up or unknown."""
-    images = tape.image.shape[0]
-    if len(value.shape) == 3 and value.shape[0] == images:
-        return Axis(0, torch.arange(images))
-    axis, places = image_index(tape).get(value), place_index(tape).get(value)
-    if axis is None or places is None:
-        return None
-    numbers = torch.arange(1, int(places.index.max()) + 1)
-    index = places.index.expand(*value.shape[:-1], 1)
-    rows = axis.first(index[None], images)[0].flatten(1)
-    in_order = all(torch.equal(row[row > 0], numbers.to(row)) for row in rows)
-    return axis if in_order else None
+def _each_place_once(places: Places, value: Value, images: int) -> bool:
+    every = math.prod(places.grid)
+    if places.index.shape[-1] != 1 or every == 1:  # a layer that mixes places, or one without any
+        return False
+    index = places.index.expand(*value.shape[:-1], 1).flatten().long()
+    return bool((index.bincount(minlength=every + 1)[1:] == images).all())
