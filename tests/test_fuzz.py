@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fuzz_networks
 import fuzzing
 from classlens.methods import METHODS
+from steps import back
 
 _quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's, for some wrappers
 
@@ -44,3 +45,31 @@ def test_both_forms_compute_the_same() -> None:
         x = fuzz_networks.image_of(plan).double()
         found = fuzz_networks.awkward(plan)(x)
         assert torch.allclose(found["logits"] if plan.wrap == "dict" else found, fuzz_networks.Plain(plan)(x))
+
+
+SPELLED = ("attend", "skip", "relu", "minus", "gate", "max", "up", "mean", "join", "same", "strided")
+
+
+@_quiet
+@pytest.mark.parametrize("how", range(4))
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_map_does_not_depend_on_how_a_step_is_written(method: str, how: int) -> None:
+    """`a + b` or `stack().sum(0)`, `clamp` or a write into a view, `x @ w` or `F.linear`, attention in four ways."""
+    steps = tuple((kind, how, 3 if kind == "attend" else 1) for kind in SPELLED)
+    found = fuzzing.verdict(fuzz_networks.Plan(steps, "flat", "float64", "none", 11, images=2), method)
+    unreadable = method == "libragrad" and how == 3  # a mean as a sum over six axes: where it was is lost
+    assert found == "equal" or (unreadable and found.startswith("refused: the places of"))
+
+
+def test_a_write_to_a_view_in_another_order() -> None:
+    """The view's strides are those of memory: relevance must be laid out as its base is, whatever its own layout."""
+    x, r = torch.rand(1, 4, 6).double(), torch.rand(1, 4, 6).double()
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        base = x.mT.contiguous().mT * 2  # dense, but not contiguous
+        base[:, 1:3].mul_(3)
+        return base
+
+    assert not write(x).is_contiguous()
+    assert torch.allclose(back(write, x, r), r)
+    assert torch.allclose(back(lambda x: write(x)[:, 1:2], x, r[:, 1:2])[:, 1:2], r[:, 1:2])

@@ -227,16 +227,28 @@ def bias_at(node: Node) -> Tensor | None:
     return constant if node.op == "layer_norm" else constant.reshape(wide)
 
 
+def _is_pooled(value: Value) -> bool:
+    """Whether a value holds one position for each image: (B,C), (B,C,1,1), (B,1,C)."""
+    return len(value.shape) <= 2 or math.prod(value.shape[2:]) == 1 or math.prod(value.shape[1:-1]) == 1
+
+
 def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:
-    """Shares (K, *shape), each on the grid of its tokens, enlarged and added. What has no place is left out."""
+    """Shares (K, *shape), each on the grid of its tokens, enlarged and added. A pooled value has no place."""
     images, places = image_index(case.tape), place_index(case.tape)
     size = case.images.shape[2:]
     by_grid: dict[Grid, Tensor] = {}
     for value, share in shares:
         where = places.get(value)
-        if where is not None and value in images and math.prod(where.grid) > 1:  # a pooled value has no place
+        if _is_pooled(value) or (where is not None and math.prod(where.grid) == 1):
+            continue
+        if where is not None and value in images:
             at = where.on_grid(share, images[value], len(case.images))
             by_grid[where.grid] = by_grid[where.grid] + at if where.grid in by_grid else at
+        else:  # without it, the map would lack its share
+            raise MethodError(
+                f"the places of a value of shape {tuple(value.shape)} cannot be read, so its share cannot be drawn; "
+                "use attnlrp or agf"
+            )
     if not by_grid:
         raise MethodError("the tokens of this network are in no order on a grid that can be read; use attnlrp or agf")
     return Result(torch.stack([enlarged(maps.transpose(0, 1), size) for maps in by_grid.values()]).sum(0))

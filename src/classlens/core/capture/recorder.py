@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
-from classlens.core.capture.layers import as_layer, opened_attention
+from classlens.core.capture.layers import as_layer, as_sum, opened_attention
 from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
@@ -110,8 +110,10 @@ class Recorder(TorchFunctionMode):
     ) -> None:  # fmt: skip
         args, kwargs = frozen
         op = ops.canonical(func)
-        if (layer := as_layer(op, func, args, kwargs)) is not None:
+        layer = as_layer(op, func, args, kwargs) or as_sum(op, func, args, kwargs, self.makers)
+        if layer is not None:
             op, func, args, kwargs = layer
+            inputs = ()
         if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
             op = ops.LIVE_WEIGHTS
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
