@@ -44,9 +44,11 @@ def as_layer(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def as_sum(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Mapping[Value, Node]) -> Layer | None:
-    """The addition that a sum or a mean over two stacked values is, `torch.stack([a, b]).sum(0)`; None if it is none."""
+    """The addition that a sum or a mean over two stacked values is: `stack([a, b]).sum(0)`; None if it is none."""
     value = args[0] if args else None
-    maker = makers.get(value) if op in ("sum", "mean") and isinstance(value, Value) else None
+    if op not in ("sum", "mean") or not isinstance(value, Value):
+        return None
+    maker = makers.get(value)
     if maker is None or maker.op != "stack" or len(maker.inputs) != 2 or maker.constants:
         return None
     stacked, summed = maker.arguments().get("dim", 0), arguments(op, func, args, kwargs)
