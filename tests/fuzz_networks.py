@@ -125,8 +125,8 @@ def _gate(t: Tensor, made: dict[str, Tensor]) -> Tensor:
 def _attend(t: Tensor, made: dict[str, Tensor], heads: int) -> Tensor:
     tokens = t.flatten(2).mT
     # One layer for all three, as below: agf reads the gradient through a layer, so three layers are another network.
-    projected = F.linear(tokens, torch.cat([made[name] for name in "qkv"])).chunk(3, -1)
-    q, k, v = (t.unflatten(2, (heads, -1)).transpose(1, 2) for t in projected)
+    parts = F.linear(tokens, torch.cat([made[name] for name in "qkv"])).chunk(3, -1)
+    q, k, v = (parts[i].unflatten(2, (heads, -1)).transpose(1, 2) for i in range(3))
     weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
     seen = F.linear((weights @ v).transpose(1, 2).flatten(2), made["o"])
     return (tokens + seen).mT.unflatten(2, t.shape[2:])
