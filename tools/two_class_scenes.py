@@ -15,7 +15,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
+from drawing import draw
 from PIL import Image
 
 import classlens
@@ -40,20 +40,6 @@ def scenes(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Image.
             continue
         if sorted(found) == sorted(there):
             yield picture, there
-
-
-def draw(place: Axes, pixels: np.ndarray, head: str = "", side: str = "") -> None:
-    """One picture, without a frame."""
-    place.axis("on")
-    place.imshow(pixels)
-    place.set_xticks([])
-    place.set_yticks([])
-    for edge in place.spines.values():
-        edge.set_visible(False)
-    if head:
-        place.set_title(head, fontsize=8, pad=3)
-    if side:
-        place.set_ylabel(side, fontsize=8, labelpad=2)
 
 
 def main() -> None:
