@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, near_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, near_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
@@ -174,8 +174,9 @@ def file_of(test: str) -> str:
 class Plan:
     """Which tests try a fault, and in which order."""
 
-    def __init__(self, reach: Reach, tests: Sequence[str], imported: Lines) -> None:
+    def __init__(self, most: float, reach: Reach, tests: Sequence[str], imported: Lines) -> None:
         there = set(tests)
+        self.most = most  # seconds that the tests of one fault take together
         self.reach = {test: reached for test, reached in reach.items() if test in there}
         self.imported = imported
         self.known: dict[tuple[Any, ...], list[str]] = {}  # what `tests_for` gave for a statement
@@ -195,7 +196,7 @@ class Plan:
         return self.known[at]
 
     def _chosen(self, mutant: Mutant) -> list[str]:
-        """Tests that reach a fault, as many as take SECONDS.
+        """Tests that reach a fault, as many as the time allows.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
@@ -211,7 +212,7 @@ class Plan:
         chosen: list[str] = []
         total = 0.0
         for _, _, seconds, test in sorted(ordered):
-            if not chosen or total + seconds <= SECONDS:
+            if not chosen or total + seconds <= self.most:
                 chosen.append(test)
                 total += seconds
         return chosen

@@ -14,8 +14,9 @@ TABLES = ("tests/methods/test_registry.py",)  # tests of what modules put into t
 LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures, seconds each
 QUIET = ("-x", "-q", "-s", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")  # how pytest runs
 SECONDS = 8.0  # what the tests of one fault take together
-ROWS, REACH = ROOT / "build" / "mutants.jsonl", ROOT / "build" / "mutants_reach.json"
-SURVIVORS, TABLE = Path(__file__).with_name("survivors.toml"), ROOT / "tests" / "MUTANTS.md"
+REACH = ROOT / "build" / "mutants_reach.json"
+VERDICTS, SURVIVORS = (Path(__file__).with_name(name) for name in ("verdicts.txt", "survivors.toml"))
+TABLE = ROOT / "tests" / "MUTANTS.md"
 
 
 def source_files(only: Sequence[str] = ("",)) -> list[str]:
