@@ -26,7 +26,7 @@ from faults import Mutant, mutants
 from fork import forked
 from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
-from trial import Keep, Outcome, try_in_functions, try_on_import
+from trial import Keep, Outcome, can_run_again, try_in_place, try_on_import
 from where import PACKAGE, ROOT, SECONDS, source_files
 
 
@@ -48,12 +48,12 @@ def main() -> None:
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
         plan = Plan(args.seconds, measured(), *collected())
-        later = [m for m in todo if plan.runs_on_import(m)]
-        sooner = [m for m in todo if m not in set(later)]
-        keep = _kept(verdicts, len(sooner))
+        here = [m for m in todo if not plan.runs_on_import(m) or can_run_again(m, sources[m.file])]
+        keep = _kept(verdicts, len(here))
         # In a fork: what is tried later needs a process that has not imported the package.
-        _waited_for(forked(lambda: try_in_functions(sooner, sources, plan, args.jobs, keep), None))
-        verdicts = Verdicts(everything)
+        _waited_for(forked(lambda: try_in_place(here, sources, plan, args.jobs, keep), None))
+        tried, verdicts = verdicts, Verdicts(everything)
+        later = [m for m in todo if plan.runs_on_import(m) and verdicts.letters[m] == tried.letters[m]]
         try_on_import(later, sources, plan, args.jobs, _kept(verdicts, len(later)))
     if args.only == [""]:
         write_table(everything, verdicts)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, near_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, TABLES, near_tests, source_files, test_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
@@ -179,7 +179,13 @@ class Plan:
         self.most = most  # seconds that the tests of one fault take together
         self.reach = {test: reached for test, reached in reach.items() if test in there}
         self.imported = imported
-        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `tests_for` gave for a statement
+        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `_chosen` gave for a statement
+        self.kills = Counter[tuple[str, str, str]]()  # of each test, by file and function of the faults
+        self.tests_at: dict[tuple[str, int], list[str]] = {}  # by file and line
+        for test, reached in self.reach.items():
+            for file, lines in reached["lines"].items():
+                for line in lines:
+                    self.tests_at.setdefault((file, line), []).append(test)
 
     def runs_on_import(self, mutant: Mutant) -> bool:
         """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
@@ -188,12 +194,17 @@ class Plan:
     def seconds(self, tests: Sequence[str]) -> float:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
+    def killed(self, mutant: Mutant, test: str) -> None:
+        """Write down which test killed a fault: it will try others of this function first."""
+        self.kills[mutant.file, mutant.owner, test] += 1
+
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault, the most promising first."""
+        """The tests that reach a fault, the most promising first: kills of this function so far, by time."""
         at = mutant.file, mutant.line, mutant.lines, mutant.around
         if at not in self.known:
             self.known[at] = self._chosen(mutant)
-        return self.known[at]
+        kills = {test: self.kills[mutant.file, mutant.owner, test] for test in self.known[at]}
+        return sorted(self.known[at], key=lambda test: -kills[test] / (0.1 + self.reach[test]["seconds"]))
 
     def _chosen(self, mutant: Mutant) -> list[str]:
         """Tests that reach a fault, as many as the time allows.
@@ -201,14 +212,14 @@ class Plan:
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
         """
-        first, last = mutant.around
+        ways = self._ways(mutant)
         turns = Counter[tuple[str, frozenset[int]]]()
         ordered = []
         for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
-            way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
-            turns[test.partition("[")[0], way] += 1
-            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) not in near_tests(mutant.file)
-            ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
+            way = test.partition("[")[0], frozenset(ways.get(test, ()))
+            turns[way] += 1
+            elsewhere = file_of(test) not in near_tests(mutant.file)
+            ordered.append((turns[way], elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
         for _, _, seconds, test in sorted(ordered):
@@ -217,12 +228,21 @@ class Plan:
                 total += seconds
         return chosen
 
-    def _reaching(self, mutant: Mutant) -> list[str]:
+    def _ways(self, mutant: Mutant) -> dict[str, list[int]]:
+        """The lines of the function with the fault that each test reaches."""
+        first, last = mutant.around
+        ways: dict[str, list[int]] = {}
+        for line in range(first, last + 1):
+            for test in self.tests_at.get((mutant.file, line), ()):
+                ways.setdefault(test, []).append(line)
+        return ways
+
+    def _reaching(self, mutant: Mutant) -> set[str]:
         if self.runs_on_import(mutant):  # tests of the file, and of the tables that modules write into
-            near = [test for test in self.reach if file_of(test) in near_tests(mutant.file)]
-            return near or [test for test, reached in self.reach.items() if mutant.file in reached["lines"]]
-        at = _lines(mutant)
-        return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
+            if near_tests(mutant.file) != TABLES:
+                return {test for test in self.reach if file_of(test) in near_tests(mutant.file)}
+            return {test for test, reached in self.reach.items() if mutant.file in reached["lines"]}
+        return {test for line in _lines(mutant) for test in self.tests_at.get((mutant.file, line), ())}
 
 
 def _lines(mutant: Mutant) -> set[int]:
