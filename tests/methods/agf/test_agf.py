@@ -293,6 +293,22 @@ def test_trace_of_the_layer_that_reads_a_flattened_map() -> None:
     assert float(layer.terms["M"].max()) == pytest.approx(1, rel=1e-3)  # divided by its maximum
 
 
+def test_the_released_division_is_that_of_every_layer() -> None:
+    """1e-9 is added to every denominator; where weights are that small, most of the relevance is lost."""
+    torch.manual_seed(0)
+    thin = nn.Conv2d(4, 5, 1, bias=False)
+    thin.weight.data *= 1e-8
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), thin, nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4)
+    ).eval()
+    x = pictures(1)
+    found = {t.name: t.terms["Phi"] for t in classlens.explain(model, x, 3, "agf-release", trace=True).trace}
+    seen, w, r = model[:2](x), thin.weight.abs(), found["3"][0]
+    expected = seen * nn.functional.conv_transpose2d(r / (nn.functional.conv2d(seen, w) + 1e-9), w)
+    assert torch.allclose(found["2"][0], expected.detach(), rtol=1e-4, atol=1e-12)
+    assert abs(expected.sum()) < 0.9 * abs(r.sum())
+
+
 def test_a_stride_over_two_positions_is_smoothed_too() -> None:
     """A stride of 2 reads one of four positions; the others get relevance by smoothing."""
     torch.manual_seed(0)
