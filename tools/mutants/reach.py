@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from faults import Mutant, functions
 from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, TABLES, near_tests, source_files, test_files, version
+from where import PACKAGE, QUIET, REACH, ROOT, TABLES, near_tests, source_files, version
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
 Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
-def measured() -> Reach:
-    """Every test's time and the lines of the sources that it reaches."""
-    states = {file: version([ROOT / file]) for file in test_files()}
+def measured(tests: Sequence[str]) -> Reach:
+    """The time of every test in these files and the lines of the sources that it reaches."""
+    states = {file: version([ROOT / file]) for file in tests}
     kept = json.loads(REACH.read_text()) if REACH.exists() else {}
     todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
     now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
@@ -70,10 +70,10 @@ def _lines_now(places: Mapping[str, Sequence[int]], then: Mapping[str, str], nam
     return sorted(lines)
 
 
-def collected() -> tuple[list[str], Lines]:
-    """All tests, and the lines that run when they are imported, before any test runs."""
+def collected(tests: Sequence[str]) -> tuple[list[str], Lines]:
+    """The tests in these files, and the lines that run when they are imported, before any test runs."""
     found = _traced(
-        ["--collect-only", *test_files()],
+        ["--collect-only", *tests],
         lambda tracer: {"tests": tracer.found, "lines": {f: sorted(at) for f, at in tracer.now.items()}},
     )
     return found["tests"], {file: set(lines) for file, lines in found["lines"].items()}

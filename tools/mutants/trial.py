@@ -29,7 +29,7 @@ import pytest
 from faults import Mutant
 from fork import FAILED, forked
 from reach import Plan, file_of
-from where import PACKAGE, QUIET, test_files
+from where import PACKAGE, QUIET
 
 MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
 Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
@@ -49,7 +49,9 @@ def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan
         keep(mutant, outcome)
 
 
-def try_in_place(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> int:
+def try_in_place(
+    todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep, files: Sequence[str]
+) -> int:
     """Faults in what is loaded: the tests are collected here, once, and every fork runs some of them. 1: interrupted.
 
     What survives in a statement that ran on import is not kept: other modules may hold what it had made.
@@ -80,7 +82,7 @@ def try_in_place(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan,
             ):
                 keep(mutant, outcome)
 
-    ended = pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) if todo else 0
+    ended = pytest.main([*files, *QUIET], plugins=[Collected(loop)]) if todo else 0
     return int(ended == pytest.ExitCode.INTERRUPTED)
 
 
