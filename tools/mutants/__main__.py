@@ -24,11 +24,11 @@ import time
 import hypothesis
 import torch
 from faults import Mutant, mutants
-from fork import forked
+from fork import forked, waited_for
 from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
 from trial import Keep, Outcome, can_run_again, try_in_place, try_on_import
-from where import PACKAGE, ROOT, SECONDS, near_tests, source_files, test_files
+from where import FIRST, PACKAGE, ROOT, SECONDS, near_tests, source_files, test_files
 
 
 def main() -> None:
@@ -45,15 +45,17 @@ def main() -> None:
     again = {m for m in chosen if args.again and verdicts.survived(m) and (m.file, m.key) not in reasons}
     todo = [m for m in chosen if (m in again or m not in verdicts) and not args.table]
     # Those with a reason come last: they take longest, because all of their tests pass.
-    todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again))
+    todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again, not m.file.startswith(FIRST)))
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
-        tests = test_files() if not args.near else sorted({t for file in sources for t in near_tests(file)})
-        plan = Plan(args.seconds, measured(tests), *collected(tests))
+        files = test_files() if not args.near else sorted({t for file in sources for t in near_tests(file)})
+        tests, imported = collected(files)
+        plan = Plan(args.seconds, measured(tests), imported)
         here = [m for m in todo if not plan.runs_on_import(m) or can_run_again(m, sources[m.file])]
         keep = _kept(verdicts, len(here), args.near)
         # In a fork: what is tried later needs a process that has not imported the package.
-        _waited_for(forked(lambda: try_in_place(here, sources, plan, args.jobs, keep, tests), None))
+        if waited_for(forked(lambda: try_in_place(here, sources, plan, args.jobs, keep, files), None)):
+            sys.exit("stopped; the next run goes on here")
         tried, verdicts = verdicts, Verdicts(everything)
         later = [m for m in todo if plan.runs_on_import(m) and verdicts.letters[m] == tried.letters[m]]
         if not args.near:
@@ -61,17 +63,6 @@ def main() -> None:
     if args.only == [""]:
         write_table(everything, verdicts)
     sys.exit(report(chosen, verdicts))
-
-
-def _waited_for(pid: int) -> None:
-    try:
-        _, status = os.waitpid(pid, 0)
-    except KeyboardInterrupt:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        raise
-    if status:
-        sys.exit("stopped; the next run goes on here")
 
 
 def _kept(verdicts: Verdicts, count: int, kills_only: bool = False) -> Keep:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "classlens"
 SOURCES = "core/rules/*.py", "core/capture/fold.py", "methods/**/*.py"
+FIRST = "core/", "methods/agf/"  # what is tried first: what every other method is built on, and the default one
 TESTS = "tests/core", "tests/methods", "tests/test_explanation.py"
 TABLES = ("tests/methods/test_registry.py",)  # tests of what modules put into tables when they are imported
 WIDE = ("methods", "core/rules", "core/capture")  # folders of tests of many things
@@ -42,8 +42,3 @@ def near_tests(file: str) -> tuple[str, ...]:
     folder = (ROOT / own).parent.glob("test_*.py") if path.parent.as_posix() not in WIDE else ()
     near = [own] if (ROOT / own).exists() else sorted(test.relative_to(ROOT).as_posix() for test in folder)
     return *near, *TABLES
-
-
-def version(paths: Iterable[Path]) -> str:
-    """Changes when one of the files does."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
