@@ -12,7 +12,7 @@ from classlens.methods.registry import UNRELIABLE, Balance, is_release, of_colou
 from classlens.progress import reporting
 from networks import build, pictures
 
-CAM = {"gradcam", "layercam", "finer-cam"}
+CAM = {"gradcam", "layercam", "odam", "finer-cam"}
 AGF = {"agf", "agf-paper", "agf-release"}
 LRP = {"lrp", "lrp-ab", "lrp-epsilon-gamma-box", "lrp-epsilon-plus-flat"}
 CONTRASTS = {"clrp", "sglrp"}

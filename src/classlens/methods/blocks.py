@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, place_index
+from classlens.core.capture import Axis, Grid, Node, Places, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
 from classlens.errors import MethodError
@@ -135,7 +135,7 @@ def _tensor(argument: Value | Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------- tokens of one grid
 
 
-def one_grid(found: Sequence[Attention], needed_by: str) -> tuple[int, int]:
+def one_grid(found: Sequence[Attention], needed_by: str) -> Grid:
     """The patch grid that every attention reads as a whole, for methods that multiply attention of all blocks."""
     tokens = found[0].weights.shape[-1]
     for position, one in enumerate(found):
