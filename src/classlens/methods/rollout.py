@@ -185,7 +185,7 @@ def _in_proportion(node: Node, relevance: Tensor, axes: dict[Value, Axis]) -> Sh
     if len(node.inputs) == 1:
         return rule_for(node)(node, relevance)
     output = node.outputs[0]
-    if output not in axes:
+    if any(value not in axes for value in (output, *node.inputs)):
         raise UnsupportedOp(f"the images cannot be told apart at {node.where}; explain one image at a time")
     axis = 1 + axes[output].axis if axes[output].image.any() else 0  # one image: the sums are over everything
     others = tuple(i for i in range(1, relevance.dim()) if i != axis)
