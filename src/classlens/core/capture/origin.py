@@ -148,7 +148,7 @@ def _through(node: Node, known: list[Tensor | None], tape: Tape, numbering: Numb
     if node.op in _UNIT_BY_UNIT:
         return [_broadcast(known, out)]
     if node.op in _REDUCTIONS:
-        return [_reduced(node, known[0]), *[None] * (len(node.outputs) - 1)]
+        return [_reduced(node, known[0], numbering), *[None] * (len(node.outputs) - 1)]
     if node.op == "linear" and known[0] is not None and known[0].shape[-1] > 1:  # it reads several places
         known = [numbering.merged(known[0]), *known[1:]]
     index = _at_rows(node, known, out)
@@ -200,14 +200,19 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in pairs)
 
 
-def _reduced(node: Node, index: Tensor | None) -> Tensor | None:
-    """A mean or a sum over axes along which the index is the same."""
+def _reduced(node: Node, index: Tensor | None, numbering: Numbering) -> Tensor | None:
+    """A mean or a sum over axes along which the index is the same, or over blocks of places: a pool, written out."""
     named = node.arguments()
     axes, keep = named.get("dim"), bool(named.get("keepdim", False))
     if index is None or axes is None:
         return None
     high, low = index.amax(axes, keep), index.amin(axes, keep)
-    return high if torch.equal(high, low) else None
+    if torch.equal(high, low):
+        return high
+    each = sorted(axis % index.dim() for axis in ((axes,) if isinstance(axes, int) else axes))
+    together = index.movedim(each, list(range(-len(each), 0))).flatten(-len(each))
+    blocks = numbering.merged(together)
+    return None if blocks is None else blocks.reshape(high.shape)
 
 
 def _of_first_axis(index: Tensor | None, shape: torch.Size) -> Tensor | None:
