@@ -124,7 +124,7 @@ def test_shallower_counts_weight_layers() -> None:
     model, x = Chain().eval().double(), pictures().double()
     names = {0: "features.23", 4: "features.14", 8: "features.4"}
     for shallower, name in names.items():
-        for method in ("gradcam", "layercam", "finer-cam"):
+        for method in ("gradcam", "layercam", "odam", "finer-cam"):
             by_count = classlens.explain(model, x, TARGETS, method, shallower=shallower).maps
             assert torch.equal(by_count, classlens.explain(model, x, TARGETS, method, layer=name).maps)
     with pytest.raises(MethodError, match="shallowest map is 9 weight layers up"):
@@ -323,7 +323,7 @@ def test_a_network_without_places_says_so() -> None:
         classlens.explain(model, pictures(), 1, "layercam")
 
 
-@pytest.mark.parametrize("method", ["gradcam", "layercam", "finer-cam"])
+@pytest.mark.parametrize("method", ["gradcam", "layercam", "odam", "finer-cam"])
 def test_batch_and_classes_are_independent(method: str) -> None:
     model, x = build("gated"), pictures(3)
     chosen = [[1, 4], [0, 2], [5, 3]]
