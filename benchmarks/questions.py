@@ -60,8 +60,8 @@ def main() -> None:
     names = options.methods.split(",") if options.methods else list(METHODS)
     counts: Counter[str] = Counter()
     rows: dict[str, list[str]] = {method: [] for method in names}
-    networks = [name for name in NETWORKS if options.networks in name]
-    for name in networks:
+    done: list[str] = []
+    for name in (name for name in NETWORKS if options.networks in name):
         torch.manual_seed(0)
         network = NETWORKS[name]()
         for method in names:
@@ -70,16 +70,20 @@ def main() -> None:
             rows[method].append(MARKS[found.word])
             if found.word == "wrong":
                 print(f"{name}, {method}: {found.why}", file=sys.stderr)
+        done.append(name)
         print(name, dict(counts), file=sys.stderr, flush=True)
+        options.out.write_text(HEAD + page(done, rows, counts))
+
+
+def page(networks: list[str], rows: dict[str, list[str]], counts: Counter[str]) -> str:
+    """The networks with their numbers, the table, and how many cells have each mark."""
     numbered = [f"{i}. {name}" for i, name in enumerate(networks, start=1)]
-    lines = [
-        f"| method | {' | '.join(str(i) for i in range(1, len(networks) + 1))} |",
-        "|---" * (len(networks) + 1) + "|",
-    ]
+    numbers = " | ".join(str(i) for i in range(1, len(networks) + 1))
+    lines = [f"| method | {numbers} |", "|---" * (len(networks) + 1) + "|"]
     lines += [f"| {method} | {' | '.join(cells)} |" for method, cells in rows.items()]
     said = ", ".join(f"{counts[word]} {mark}" for word, mark in MARKS.items() if word != "wrong")
     summary = f"{sum(counts.values())} cells: {said}, {counts['wrong']} wrong."
-    options.out.write_text(HEAD + "\n".join(numbered) + "\n\n" + "\n".join(lines) + f"\n\n{summary}\n")
+    return "\n".join(numbered) + "\n\n" + "\n".join(lines) + f"\n\n{summary}\n"
 
 
 if __name__ == "__main__":

@@ -293,8 +293,8 @@ def verdict(network: Network, method: str) -> Verdict:
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     **{f"torchvision: {label}": partial(of_torchvision, name) for label, name in {
-        "SSDlite": "ssdlite320_mobilenet_v3_large", "RetinaNet": "retinanet_resnet50_fpn", "FCOS": "fcos_resnet50_fpn",
-        "Faster R-CNN": "fasterrcnn_mobilenet_v3_large_320_fpn"}.items()},
+        "SSDlite": "ssdlite320_mobilenet_v3_large", "RetinaNet": "retinanet_resnet50_fpn",
+        "FCOS": "fcos_resnet50_fpn"}.items()},
     "transformers: DETR": detr, "transformers: RT-DETR": rt_detr, "transformers: YOLOS": yolos,
     "ultralytics: YOLOv8n": partial(yolo, "yolov8n.yaml"), "ultralytics: YOLO11n": partial(yolo, "yolo11n.yaml"),
     **{f"torchvision: {label}": partial(torchvision_segmenter, name) for label, name in {
@@ -306,4 +306,5 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "transformers: DINOv2": dinov2, "timm: ResNet-18 without a head": timm_encoder,
     "timm: ResNet-18": partial(neurons, "resnet18", ("layer2", "layer3")),
     "timm: ViT": partial(neurons, "vit_tiny_patch16_224", ("blocks.3", "blocks.7")),
+    "torchvision: Faster R-CNN": partial(of_torchvision, "fasterrcnn_mobilenet_v3_large_320_fpn"),
 }  # fmt: skip
