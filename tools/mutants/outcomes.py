@@ -20,7 +20,8 @@ argument left out. A fault is killed when a test fails. Every fault that survive
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by tests that reach it and take {seconds:.0f} seconds together: one for each way through the changed
 function first, those of its own test file before others. Code that runs on import is tried by the tests of its own file
-and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes.
+and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes;
+`tools/mutants/verdicts.txt` keeps all of them.
 
 {state}
 
