@@ -50,7 +50,7 @@ def main() -> None:
     if todo:
         files = test_files() if not args.near else sorted({t for file in sources for t in near_tests(file)})
         tests, imported = collected(files)
-        plan = Plan(args.seconds, measured(tests), imported)
+        plan = Plan(args.seconds, measured(tests, not args.known), imported)
         here = [m for m in todo if not plan.runs_on_import(m) or can_run_again(m, sources[m.file])]
         keep = _kept(verdicts, len(here), args.near)
         # In a fork: what is tried later needs a process that has not imported the package.
@@ -87,6 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="what the tests of one fault take together")
     parser.add_argument("--near", action="store_true", help="quick: only the test files beside; keeps kills only")
+    parser.add_argument("--known", action="store_true", help="leave out tests whose reach was not measured yet")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()

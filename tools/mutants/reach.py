@@ -23,8 +23,8 @@ Lines = dict[str, set[int]]  # by file
 Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
-def measured(tests: Sequence[str]) -> Reach:
-    """The time of every test and the lines of the sources that it reaches.
+def measured(tests: Sequence[str], anew: bool = True) -> Reach:
+    """The time of every test and the lines of the sources that it reaches; without `anew`, of those known already.
 
     What was measured is kept in batches: the versions of the functions at that time, and what the tests reached.
     """
@@ -33,7 +33,7 @@ def measured(tests: Sequence[str]) -> Reach:
     known = {test: state for batch in batches for test, state in batch["states"].items()}
     todo = [test for test in tests if known.get(test) != states[test]]
     now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
-    if todo:
+    if todo and anew:
         print(f"measuring which lines {len(todo)} tests reach", flush=True)
         new = _traced(todo, Tracer.reached)
         for test in sorted(set(todo) - set(new)):
