@@ -134,7 +134,8 @@ def _survivors(faults: Sequence[Mutant], verdicts: Verdicts) -> str:
     groups += [
         (
             file,
-            "no reason yet. A test that was written since may kill it (`tools/mutants --again`).",
+            "no reason yet. A test that was written since, or that a quick run with `--seconds` left out, may kill it: "
+            "`tools/mutants --again` tells.",
             [k for f, k in rest if f == file],
         )
         for file in dict.fromkeys(f for f, _ in rest)
