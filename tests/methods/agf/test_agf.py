@@ -389,8 +389,19 @@ def test_one_image_with_equal_logits_is_enough_to_refuse() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 900, 3, bias=False))
     x = pictures()
     x[1] = 0  # nothing is seen
-    with pytest.raises(TargetError, match="logits of image 1 are all equal"):
-        classlens.explain(model.eval(), x)
+    for targets in (None, 0):
+        with pytest.raises(TargetError, match="logits of image 1 are all equal"):
+            classlens.explain(model.eval(), x, targets)
+
+
+def test_one_saturated_score_is_enough_for_a_note() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 900, 3)).eval()
+    x = pictures()
+    assert classlens.explain(model, x, classlens.top(1), "agf-release").report.notes == ()
+    x[1] *= 1e6
+    (note,) = classlens.explain(model, x, classlens.top(1), "agf-release").report.notes
+    assert note.startswith("a score is saturated")
 
 
 def test_a_network_without_weights_is_refused() -> None:

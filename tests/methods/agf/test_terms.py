@@ -160,6 +160,12 @@ def test_shift_takes_off_what_the_residual_adds(everywhere: bool) -> None:
         assert ours.sum() == c.sum()
 
 
+def test_a_single_unit_takes_off_all_that_it_adds() -> None:
+    c = torch.tensor([0.0, 0.0, -2.0, 0.0]).reshape(1, 1, 1, 2, 2)
+    assert torch.equal(agf.shifted(c, torch.full_like(c, 3.0), False), c)
+    assert torch.equal(agf.shifted(0 * c, 0 * c, True), 0 * c)  # no unit at all: nothing is divided by 0
+
+
 def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
     carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1)
     carrier[random(2, 3, 4, 5, 5, seed=2) > 0.5] = 0  # how many units are off differs from place to place
