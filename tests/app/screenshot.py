@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from app.test_browser import Server, all_of, open_browser, shown, wait
+from app.browsing import Server, all_of, open_browser, shown, wait
 
 WIDTH, HEIGHT, CAT = 1400, 900, 285
 

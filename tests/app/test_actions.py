@@ -153,6 +153,18 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first(studio, monkeypatch):
     assert studio.explain(picture, "small", 0) is not first
 
 
+def test_a_picture_can_be_recalled_by_the_fingerprint_of_its_file_while_it_is_in_memory(studio, monkeypatch):
+    picture = studio.open(small.file(seed=1))
+    assert studio.recall(picture.digest) is picture
+    assert studio.open(small.file(seed=1)) is picture
+    with pytest.raises(ImageError, match="no longer in memory: choose it again"):
+        studio.recall("0" * 64)
+    monkeypatch.setattr("classlens.app.studio._KEPT", picture.nbytes)
+    studio.open(small.file(seed=2))
+    with pytest.raises(ImageError, match="no longer in memory"):
+        studio.recall(picture.digest)
+
+
 def test_a_request_cannot_ask_for_other_methods_or_classes(studio):
     picture = studio.open(small.file())
     with pytest.raises(MethodError, match="no such method"):

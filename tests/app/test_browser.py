@@ -1,64 +1,31 @@
 """The page as a person meets it: `classlens serve` and a real browser (Debian's chromium; skipped without it)."""
 
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from app import small
 
 pytest.importorskip("selenium")
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
-
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--window-size=1400,1000",
+from app.browsing import (
+    CHROMIUM,
+    DRIVER,
+    Server,
+    all_of,
+    click_class,
+    notice,
+    open_browser,
+    open_tab,
+    send,
+    shown,
+    wait,
 )  # fmt: skip
-TESTS = Path(__file__).parents[1]
 
-
-class Server:
-    """`classlens serve` in a process of its own."""
-
-    def __init__(self, folder: Path, model: str = "app.small:loaded") -> None:
-        self.folder = folder
-        command = [sys.executable, "-m", "classlens", "serve", "--port", "0", "--model", model]
-        where = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            command, cwd=TESTS, env=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        limit = threading.Timer(60, self.process.kill)
-        limit.start()
-        said = self.process.stdout.readline()
-        limit.cancel()
-        found = re.search(r"http://127\.0\.0\.1:\d+", said)
-        assert found, said + self.process.stderr.read()
-        self.address = found[0]
-
-    def stop(self) -> tuple[int, str, str]:
-        """Ctrl-C; its exit code and what it said."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        try:
-            said, complained = self.process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            said, complained = self.process.communicate()
-        return self.process.returncode, said, complained
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +33,6 @@ def server(tmp_path_factory):
     made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.stop()
-
-
-def open_browser(folder):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={folder}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options, Service(DRIVER))
 
 
 @pytest.fixture(scope="module")
@@ -90,41 +48,6 @@ def page(server, browser):
     browser.get(server.address)
     wait(browser, lambda: shown(browser))
     return browser
-
-
-def wait(browser, what):
-    return WebDriverWait(browser, 40, 0.05).until(lambda _: what())
-
-
-def all_of(browser, selector):
-    return browser.find_elements(By.CSS_SELECTOR, selector)
-
-
-def shown(browser, view="one"):
-    """The colours on the page now, and what their headings say."""
-    script = (
-        "return [...document.querySelectorAll(arguments[0])].filter(panel => panel.querySelector('.evidence'))"
-        ".map(panel => [panel.querySelector('b').innerText, panel.querySelector('.evidence').src])"
-    )
-    return [tuple(pair) for pair in browser.execute_script(script, f"#stage-{view} .panel")]
-
-
-def click_class(browser, index):
-    """Click a class's bar, and wait for its map."""
-    browser.find_element(By.CSS_SELECTOR, f'.bar[data-index="{index}"]').click()
-    return wait(browser, lambda: [pair for pair in shown(browser) if pair[0] == small.LABELS[index]])[0][1]
-
-
-def send(browser, path):
-    browser.find_element(By.CSS_SELECTOR, "#drop input[type=file]").send_keys(str(path))
-
-
-def notice(browser):
-    return browser.execute_script("return document.querySelector('.notice')?.innerText || ''")
-
-
-def open_tab(browser, title):
-    next(tab for tab in all_of(browser, "#views button[role=tab]") if tab.text == title).click()
 
 
 def test_a_picture_is_uploaded_and_two_classes_are_clicked(page, tmp_path):

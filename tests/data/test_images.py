@@ -14,6 +14,7 @@ import torch
 from odd import LATIN, REFUSED, SHOWN, odd_files, png_of_size
 from PIL import Image, ImageFile
 
+from classlens.data import images
 from classlens.data.images import ahead, check_batch, open_image, to_image, to_tensor
 from classlens.errors import ImageError
 
@@ -363,3 +364,22 @@ def test_work_ahead_stays_only_a_few_steps_ahead() -> None:
     next(results)()
     results.close()
     assert len(begun) <= 3
+
+
+def test_a_heic_photo_is_read_with_its_extra(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.register_heif_opener()
+    Image.new("RGB", (64, 48), (200, 30, 40)).save(tmp_path / "photo.heic", quality=95)
+    opened = images.open_image(tmp_path / "photo.heic")
+    assert (opened.mode, opened.size) == ("RGB", (64, 48))
+    assert np.abs(np.asarray(opened).astype(int) - (200, 30, 40)).max() < 12
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_a_heic_photo_without_the_extra_is_a_hint(brand, monkeypatch):
+    without = tuple(name for name in images._formats() if name != "HEIF")
+    monkeypatch.setattr(images, "_formats", lambda: without)
+    with pytest.raises(ImageError, match=r"a HEIC photo: save it as JPEG, or pip install 'classlens\[heic\]'"):
+        images.open_image(b"\x00\x00\x00\x1cftyp" + brand + bytes(64))
+    with pytest.raises(ImageError, match="not a picture in a known format"):
+        images.open_image(b"\x00\x00\x00\x1cftypmp42" + bytes(64))

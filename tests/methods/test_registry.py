@@ -46,6 +46,14 @@ def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:
     assert {name for name, method in METHODS.items() if getattr(method, says)} == of
 
 
+def test_what_each_method_keeps_in_memory_for_a_class() -> None:
+    """`classlens.chunks` decides by it how many classes are explained at once."""
+    kept = {holds: {name for name, m in METHODS.items() if m.holds == holds} for holds in ("maps", "inputs", "layers")}
+    assert kept["maps"] == PERTURBATION | CONTROLS
+    assert kept["inputs"] == GRADIENTS
+    assert kept["layers"] == ALL - kept["maps"] - kept["inputs"]
+
+
 VARIANT = {"variant": "default"}
 TERMS = {"without": (), "only": None}
 BASELINES = "zero+dark+blur+noise"

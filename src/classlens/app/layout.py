@@ -9,60 +9,31 @@ import gradio as gr
 
 from classlens.app import markup
 from classlens.app.actions import VIEWS
-from classlens.app.studio import DEFAULT_METHOD, MAX_UPLOAD, Studio
+from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MAX_UPLOAD, MOST_METHODS, Studio
 from classlens.methods import METHODS
 
-_FIRST_METHODS = ["agf", "gradcam", "fullgrad", "lrp", "clrp", "rap"]
-_MOST_METHODS = 12
 _OPACITY = 80  # percent, as `classlens explain` draws
 
-HEAD = markup.icon()
 
-# A picture is chosen, dropped anywhere or pasted, and sent as base64 in the event itself. Without preventDefault, the
-# browser would open a picture that is dropped outside the box.
-_DROP_JS = """
-const limit = Number(element.querySelector('[data-limit]').dataset.limit);
-const send = file => {
-  if (!file) return;
-  if (file.size > limit) { trigger('upload', {large: true}); return; }
-  const reader = new FileReader();
-  reader.onload = () => trigger('upload', {content: reader.result.split(',')[1] || ''});
-  reader.readAsDataURL(file);
-};
-element.addEventListener('change', event => { send(event.target.files[0]); event.target.value = ''; });
-element.addEventListener('click', event => {
-  const sample = event.target.closest('[data-sample]');
-  if (sample) trigger('select', {index: Number(sample.dataset.sample)});
-});
-document.addEventListener('dragover', event => event.preventDefault());
-document.addEventListener('drop', event => { event.preventDefault(); send(event.dataTransfer.files[0]); });
-document.addEventListener('paste', event => send(event.clipboardData.files[0]));
-"""
+def _file(name: str) -> str:
+    return (files("classlens.app") / name).read_text(encoding="utf-8")
 
-_BARS_JS = """
-element.addEventListener('click', event => {
-  const bar = event.target.closest('[data-index]');
-  if (bar) trigger('select', {index: Number(bar.dataset.index)});
-});
-"""
+
+HEAD = f"{markup.icon()}<script>{_file('script.js')}</script>"
 
 # The colours are a separate layer over the grey picture: the browser blends them, nothing is recomputed.
 OPACITY_JS = "(percent) => { document.documentElement.style.setProperty('--opacity', percent / 100); }"
+SAVE_JS = "(parcel) => classlens.save(parcel)"
+REMEMBER_JS = "(address) => classlens.remember(address)"
+RECALL_JS = "() => [classlens.recall()]"
+ARRIVED_JS = "() => classlens.dim(false)"
 
-SAVE_JS = """(parcel) => {
-  if (!parcel) return;
-  const bytes = Uint8Array.from(atob(parcel.content), letter => letter.charCodeAt(0));
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([bytes], {type: parcel.kind}));
-  link.download = parcel.name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}"""
+_LIVE_JS = "element.setAttribute('aria-live', 'polite');"  # a screen reader reads a new map's heading
 
 
 def style() -> str:
     """The page's style sheet."""
-    return (files("classlens.app") / "style.css").read_text(encoding="utf-8")
+    return _file("style.css")
 
 
 def theme() -> gr.Theme:
@@ -90,31 +61,32 @@ class Parts:
                 self._views()
                 self._strip()
         self.parcel = gr.JSON(visible="hidden")  # a download on its way to the browser
+        self.address = gr.Textbox(visible="hidden", elem_id="address")  # this view as text, see `links`
 
     def _side(self, models: list[str], samples: Mapping[str, bytes]) -> None:
         box = markup.piece("drop", limit=MAX_UPLOAD, samples=markup.sample_row(samples))
-        self.drop = gr.HTML(box, js_on_load=_DROP_JS, elem_id="drop")
+        self.drop = gr.HTML(box, js_on_load="classlens.watchPictures(element, trigger);", elem_id="drop")
         self.notice = gr.HTML("", elem_id="notice")
         self.model = gr.Dropdown(models, value=models[0], label="Network", visible=len(models) > 1, elem_id="model")
         gr.HTML(markup.piece("says"), elem_id="says")
-        self.bars = gr.HTML("", js_on_load=_BARS_JS, elem_id="bars")
+        self.bars = gr.HTML("", js_on_load="classlens.watchClasses(element, trigger);", elem_id="bars")
         self.search = gr.Dropdown([], label="Or any other class", elem_id="search", interactive=True)
         self.question = gr.Dropdown([], label="Evidence for", elem_id="question", interactive=True)
 
     def _views(self) -> None:
         self.tabs: dict[str, gr.Tab] = {}
         self.stages: dict[str, gr.HTML] = {}
-        with gr.Tabs(elem_id="views"):
+        with gr.Tabs(elem_id="views") as self.tab_row:
             for view, title in VIEWS.items():
                 with gr.Tab(title, id=view) as self.tabs[view]:
                     if view == "two":
                         self.rival = gr.Dropdown([], label="Compared with", elem_id="rival", interactive=True)
                     if view == "methods":
                         self.methods = gr.Dropdown(
-                            list(METHODS), value=_FIRST_METHODS, multiselect=True, max_choices=_MOST_METHODS,
+                            list(METHODS), value=list(FIRST_METHODS), multiselect=True, max_choices=MOST_METHODS,
                             label="Methods", elem_id="methods",
                         )  # fmt: skip
-                    self.stages[view] = gr.HTML("", elem_id=f"stage-{view}", elem_classes="stage")
+                    self.stages[view] = gr.HTML("", js_on_load=_LIVE_JS, elem_id=f"stage-{view}", elem_classes="stage")
 
     def _strip(self) -> None:
         with gr.Row(elem_id="strip"):

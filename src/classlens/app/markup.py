@@ -47,20 +47,33 @@ def bars(classes: Iterable[tuple[int, str, float]], chosen: int) -> Markup:
     return piece("bars", classes=rows, chosen=chosen)
 
 
-def stage(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False) -> Markup:
-    """A heading (text, or a lead from this module), the panels over the grey picture, and a legend."""
+def stage(
+    lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False, facts: Sequence[str] = ()
+) -> Markup:
+    """A heading (text, or a lead from this module), facts, the panels over the grey picture, and a legend."""
     return piece(
-        "stage", lead=lead, legends=legend(panels), width=view.width, height=view.height,
+        "stage", lead=lead, facts=facts, legends=legend(panels), width=view.width, height=view.height,
         view=address(view, _JPEG) if picture else "", grey=address(view.convert("L"), _JPEG),
         panels=[_panel(panel) for panel in panels],
     )  # fmt: skip
 
 
+def waiting(view: Image.Image) -> Markup:
+    """A new picture, whose map is being computed."""
+    return stage("", view, [Blank("")], picture=True)
+
+
 def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
-    """The heading above a map: the model, the class, and where the evidence lies."""
-    maps = [panel for panel in panels if isinstance(panel, Panel)]
-    shown = [(p.title, _after(p.rivals), render.where(p.evidence, p.signed, bool(p.rivals)), p.arrived) for p in maps]
+    """The heading above a map: the model and the class."""
+    shown = [(panel.title, _after(panel.rivals)) for panel in panels if isinstance(panel, Panel)]
     return piece("lead_one", model=model, found=shown)
+
+
+def facts(panels: Iterable[Panel | Blank]) -> list[str]:
+    """The lines about a map: where the evidence lies, and how much of the relevance is in it."""
+    maps = [panel for panel in panels if isinstance(panel, Panel)]
+    lines = [(render.where(p.evidence, p.signed, bool(p.rivals)), p.arrived) for p in maps]
+    return [line[:1].upper() + line[1:] for pair in lines for line in pair if line]
 
 
 def lead(view: str, name: str, rival: str, panels: Iterable[Panel | Blank]) -> Markup:
@@ -74,7 +87,7 @@ def _after(words: str) -> str:
 
 
 def figure(lead: str, png: bytes) -> Markup:
-    """A heading and a drawn figure."""
+    """A heading, two sentences that explain it, and the figure of the layers."""
     return piece("figure", lead=lead, address=data_uri(png))
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
 
 import gradio as gr
 
-from classlens.app import actions, markup
+from classlens.app import actions, links, markup
 from classlens.app.actions import Blank, Panel, Wish
-from classlens.app.layout import OPACITY_JS, SAVE_JS, Parts
-from classlens.app.studio import OutOfDate, Picture, Studio, decode, pick_sample, samples, too_large
+from classlens.app.layout import ARRIVED_JS, OPACITY_JS, RECALL_JS, REMEMBER_JS, SAVE_JS, Parts
+from classlens.app.links import Link
+from classlens.app.studio import OutOfDate, Picture, Studio, decode, fingerprint, pick_sample, samples, too_large
 from classlens.core.targets import RIVALS
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
@@ -42,29 +43,36 @@ def build(studio: Studio) -> gr.Blocks:
 
 
 def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
-    about_picture = [parts.picture, parts.chosen, parts.search, parts.rival, parts.question, parts.notice]
+    stages = list(parts.stages.values())
+    about_picture = [
+        parts.picture, parts.chosen, parts.search, parts.rival, parts.question, parts.notice, parts.bars, *stages
+    ]  # fmt: skip
     classes = [parts.picture, parts.model, parts.chosen, parts.rival]
     choice = [parts.chosen, parts.rival, parts.notice]
     looks = [parts.view, parts.method, parts.opacity, parts.question]
     settings = (parts.rival, parts.question, parts.method, parts.methods)
+    shown_now = [parts.model, parts.view]
+    linked = [*about_picture, parts.model, parts.tab_row, parts.methods, *looks]
     steps: list[tuple[Any, ...]] = [
-        (page.load, do.open_first, [parts.model], about_picture),
-        (parts.drop.upload, do.receive, [parts.model], about_picture),
-        (parts.drop.select, do.try_sample, [parts.model], about_picture),
-        (parts.model.input, do.change_model, [parts.picture, parts.model], about_picture),
+        (partial(page.load, js=RECALL_JS), do.open_link, [parts.address], linked),
+        (parts.drop.upload, do.receive, shown_now, about_picture),
+        (parts.drop.select, do.try_sample, shown_now, about_picture),
+        (parts.model.input, do.change_model, [parts.picture, *shown_now], about_picture),
         (parts.bars.select, do.pick, classes, choice),
         (parts.search.input, do.pick_named, [*classes, parts.search], choice),
         *((tab.select, do.look(view), None, looks) for view, tab in parts.tabs.items()),
         *((part.input, do.clear, None, [parts.notice]) for part in settings),
     ]
     wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings]
-    drawn = [parts.bars, parts.notice, *parts.stages.values()]
+    drawn = [parts.bars, parts.notice, parts.address, *stages]
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    stages = list(parts.stages.values())
     shown = quiet | {"show_progress": "minimal", "show_progress_on": stages}
     shown |= {"concurrency_id": "draw", "concurrency_limit": _AT_ONCE}
     for on, step, give, take in steps:
-        on(step, give, take, **quiet).then(do.draw, [parts.turn, *wanted], drawn, **shown)
+        asked = on(step, give, take, **quiet)
+        asked.then(None, None, None, js=ARRIVED_JS, **quiet)
+        asked.then(do.draw, [parts.turn, *wanted], drawn, **shown)
+    parts.address.change(None, [parts.address], None, js=REMEMBER_JS, **quiet)
     parts.opacity.input(None, [parts.opacity], None, js=OPACITY_JS, **quiet)
     for button, save in ((parts.png, do.save_png), (parts.npz, do.save_npz)):
         saved = button.click(save, [parts.opacity, *wanted], [parts.parcel, parts.notice], **quiet)
@@ -107,6 +115,7 @@ class Handlers:
 
     def __init__(self, studio: Studio, parts: Parts, samples: Mapping[str, bytes]) -> None:
         self.studio, self.parts, self.samples = studio, parts, samples
+        self.sample_names = {fingerprint(content): name for name, content in samples.items()}
 
     def tell(self, error: Exception) -> Updates:
         """One line for the visitor; unexpected errors are logged in full on the server."""
@@ -116,34 +125,64 @@ class Handlers:
 
     # ------------------------------------------------------------------------------------------------- pictures
 
-    @_politely
-    def open_first(self, model: str) -> Updates:
-        """The page opens with a sample, so that there is something to click."""
-        return self._show(self.studio.open(pick_sample(self.samples, 0)), model)
+    def open_link(self, address: str) -> Updates:
+        """The page opens with the view that its address or a reload names, otherwise with a sample to click on."""
+        try:
+            return self._follow(links.read(address or "", self.studio.models, self.samples))
+        except Exception as error:
+            return self._follow(Link()) | self.tell(error)
+
+    def _follow(self, link: Link) -> Updates:
+        model = link.model or next(iter(self.studio.models))
+        name = link.sample or next(iter(self.samples))
+        opened = self.studio.recall(link.picture) if link.picture else self.studio.open(self.samples[name])
+        for index in (link.index, link.rival, link.rather_than):
+            if isinstance(index, int):  # a link may name any number
+                self._check_class(opened, model, index)
+        chosen = {}
+        if link.index is not None:
+            chosen = {self.parts.chosen: link.index, self.parts.bars: self._bars(opened, model, link.index)}
+        settings = {
+            self.parts.rival: link.rival,
+            self.parts.question: link.rather_than,
+            self.parts.method: link.method,
+            self.parts.methods: list(link.methods),
+        }
+        return _together(
+            {self.parts.notice: "", self.parts.model: model, self.parts.tab_row: gr.update(selected=link.view)},
+            self._show(opened, model, link.view),
+            self.look(link.view)(),
+            {part: gr.update(value=value) for part, value in settings.items() if value is not None},
+            chosen,
+        )
 
     @_politely
-    def try_sample(self, model: str, event: gr.EventData) -> Updates:
+    def try_sample(self, model: str, view: str, event: gr.EventData) -> Updates:
         """A sample was clicked."""
-        return self._show(self.studio.open(pick_sample(self.samples, _told(event, "index"))), model)
+        return self._show(self.studio.open(pick_sample(self.samples, _told(event, "index"))), model, view)
 
     @_politely
-    def receive(self, model: str, event: gr.EventData) -> Updates:
+    def receive(self, model: str, view: str, event: gr.EventData) -> Updates:
         """A picture file came in."""
         if _told(event, "large"):  # the browser did not even send it
             raise too_large()
-        return self._show(self.studio.open(decode(_told(event, "content"))), model)
+        return self._show(self.studio.open(decode(_told(event, "content"))), model, view)
 
     @_politely
-    def change_model(self, picture: Picture | None, model: str) -> Updates:
+    def change_model(self, picture: Picture | None, model: str, view: str) -> Updates:
         """Another network was selected."""
-        return self._show(_there(picture), model)
+        return self._show(_there(picture), model, view)
 
-    def _show(self, picture: Picture, model: str) -> Updates:
+    def _show(self, picture: Picture, model: str, view: str) -> Updates:
+        """A new picture with its classes, and no map yet: an old map beside new classes would be wrong."""
         likely = [index for index, _ in self.studio.likeliest(picture, model, _ROWS)]
         names = [(f"{name}  ·  {i}", i) for i, name in enumerate(self.studio.labels(picture, model))]
-        return {
+        waiting = dict.fromkeys(self.parts.stages.values(), "")
+        waiting[self.parts.stages[view]] = markup.waiting(picture.views[model])
+        return waiting | {
             self.parts.picture: picture,
             self.parts.chosen: likely[0],
+            self.parts.bars: self._bars(picture, model, likely[0]),
             self.parts.search: gr.update(choices=names, value=None, label=f"Or any other of its {len(names)} classes"),
             self.parts.rival: gr.update(choices=names, value=likely[:2][-1]),
             self.parts.question: gr.update(choices=questions(names, likely), value=ITSELF),
@@ -162,11 +201,14 @@ class Handlers:
         return {} if index is None else self._choose(_there(picture), model, index, chosen, rival)
 
     def _choose(self, picture: Picture, model: str, index: object, chosen: int, rival: int | None) -> Updates:
-        if not isinstance(index, int) or not 0 <= index < len(self.studio.labels(picture, model)):
-            raise TargetError("there is no such class; pick one from the list")
+        self._check_class(picture, model, index)
         # A click on the class of the comparison swaps the two.
         swapped = {self.parts.rival: chosen} if index == rival else {}
         return {self.parts.chosen: index, **swapped}
+
+    def _check_class(self, picture: Picture, model: str, index: object) -> None:
+        if not isinstance(index, int) or not 0 <= index < len(self.studio.labels(picture, model)):
+            raise TargetError("there is no such class; pick one from the list")
 
     # ------------------------------------------------------------------------------------------------- drawing
 
@@ -199,7 +241,10 @@ class Handlers:
             progress((done, total), desc=label)
 
         try:
-            bars = {self.parts.bars: self._bars(picture, wish)}
+            bars = {
+                self.parts.bars: self._bars(picture, model, index),
+                self.parts.address: self._address(picture, wish),
+            }
             yield bars
             steps = actions.panels(self.studio, picture, wish)
             while True:
@@ -217,17 +262,22 @@ class Handlers:
         except Exception as error:
             yield self.tell(error)
 
-    def _bars(self, picture: Picture, wish: Wish) -> str:
-        shown = self.studio.likeliest(picture, wish.model, _ROWS)
-        if wish.index not in dict(shown):
-            shown.append((wish.index, self.studio.probability(picture, wish.model, wish.index)))
-        labels = self.studio.labels(picture, wish.model)
-        return markup.bars([(index, labels[index], share) for index, share in shown], wish.index)
+    def _bars(self, picture: Picture, model: str, chosen: int) -> str:
+        shown = self.studio.likeliest(picture, model, _ROWS)
+        if chosen not in dict(shown):
+            shown.append((chosen, self.studio.probability(picture, model, chosen)))
+        labels = self.studio.labels(picture, model)
+        return markup.bars([(index, labels[index], share) for index, share in shown], chosen)
+
+    def _address(self, picture: Picture, wish: Wish) -> str:
+        sample, model = self.sample_names.get(picture.digest), wish.model if len(self.studio.models) > 1 else ""
+        return links.write("sample" if sample else "picture", sample or picture.digest, wish, model)
 
     def _stage(self, picture: Picture, wish: Wish, panels: Sequence[Panel | Blank]) -> str:
         labels, view = self.studio.labels(picture, wish.model), picture.views[wish.model]
         if wish.view == "one":
-            return markup.stage(markup.found(wish.model, panels), view, panels, picture=True)
+            lead = markup.found(wish.model, panels)
+            return markup.stage(lead, view, panels, picture=True, facts=markup.facts(panels))
         lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival], panels)
         if wish.view == "layers":
             return markup.figure(lead, self._decomposition(picture, wish))
@@ -266,6 +316,15 @@ class Handlers:
 def _told(event: gr.EventData, name: str) -> Any:
     """What an event says; a request may hold anything."""
     return event._data.get(name) if isinstance(event._data, dict) else None
+
+
+def _together(*changes: Updates) -> Updates:
+    """Changes one after the other; properties of a part that a later one does not name are kept."""
+    merged: Updates = {}
+    for part, change in (item for changed in changes for item in changed.items()):
+        before = merged.get(part)
+        merged[part] = {**before, **change} if isinstance(change, dict) and isinstance(before, dict) else change
+    return merged
 
 
 def _there(picture: Picture | None) -> Picture:

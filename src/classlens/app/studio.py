@@ -33,9 +33,11 @@ from classlens.models import LoadedModel, Preprocess
 
 MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
 DEFAULT_METHOD = "agf"
+FIRST_METHODS = ("agf", "gradcam", "fullgrad", "lrp", "clrp", "rap")  # compared side by side
+MOST_METHODS = 12
 _SHARP = 672  # pixels of a picture's edge on the page
 _QUICK = 3.0  # seconds: slower explanations are not computed ahead
-_KEPT = 256 * 2**20  # bytes of cached maps
+_KEPT = 256 * 2**20  # bytes of cached pictures and maps
 
 T = TypeVar("T")
 Rivals = int | str | None  # a rival class, "rivals" for all others, or None
@@ -48,6 +50,11 @@ class Picture:
     digest: str
     inputs: dict[str, Tensor]  # model -> (1,3,H,W)
     views: dict[str, Image.Image]  # model -> the same part of the picture in higher resolution, for display
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return sum(x.nbytes for x in self.inputs.values()) + sum(3 * v.width * v.height for v in self.views.values())
 
 
 class OutOfDate(Exception):
@@ -79,10 +86,24 @@ class Studio:
         """Decode the content of an image file, within the limits of `classlens.data.images`."""
         if len(content) > MAX_UPLOAD:
             raise too_large()
-        image = open_image(Upload(content))
-        inputs = {name: model.preprocess(image)[None] for name, model in self.models.items()}
-        views = {name: _sharp(model.preprocess, image) for name, model in self.models.items()}
-        return Picture(hashlib.sha256(content).hexdigest(), inputs, views)
+        digest = fingerprint(content)
+
+        def read() -> Picture:
+            image = open_image(Upload(content))
+            inputs = {name: model.preprocess(image)[None] for name, model in self.models.items()}
+            views = {name: _sharp(model.preprocess, image) for name, model in self.models.items()}
+            return Picture(digest, inputs, views)
+
+        return self._keep(_picture_key(digest), read, lambda picture: picture.nbytes)
+
+    def recall(self, digest: str) -> Picture:
+        """A picture that was opened before, as long as it is in memory; only whoever has the file knows its name."""
+        with self._lock:
+            kept = self._kept.get(_picture_key(digest))
+        if kept is None:
+            raise ImageError("your picture is no longer in memory: choose it again")
+        picture: Picture = kept[0]
+        return picture
 
     def labels(self, picture: Picture, model: str) -> list[str]:
         """The names of the classes of a network."""
@@ -190,6 +211,15 @@ def pick_sample(pictures: Mapping[str, bytes], index: object) -> bytes:
     if not isinstance(index, int) or not 0 <= index < len(pictures):
         raise ImageError("there is no such sample; pick one from the row")
     return list(pictures.values())[index]
+
+
+def _picture_key(digest: str) -> tuple[str, ...]:
+    return ("picture", digest, "")  # three words: no key of logits or maps has three
+
+
+def fingerprint(content: bytes) -> str:
+    """The name of a picture in memory: the SHA-256 of its file."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def too_large() -> ImageError:

@@ -26,7 +26,21 @@ VOC_CLASSES = (
 
 SPLITS = ("train", "val")
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = {
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".avif",
+    ".heic",
+    ".heif",
+}
 
 
 @dataclass(frozen=True)

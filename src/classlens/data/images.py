@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import BinaryIO, TypeAlias, TypeVar
 
@@ -36,7 +36,8 @@ MAX_PIXELS = 64_000_000  # a 64-megapixel photo; below Pillow's own limit, so ou
 
 # The usual formats of photos. Pillow reads more, but some formats start other programs (EPS runs Ghostscript) and
 # some do not give their true size in the header (ICO), where we check it.
-_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
+_FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
+_HEIC = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}  # what an iPhone's photo says it is
 
 DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # one channel, more than 8 bits
 
@@ -204,8 +205,12 @@ def _read(stream: BinaryIO, name: str) -> bytes:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """The formats of `_FORMATS` this build of Pillow can read."""
+    """The formats of `_FORMATS` this build of Pillow can read; HEIF (an iPhone's HEIC) with the extra `heic`."""
     Image.init()
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
@@ -219,9 +224,17 @@ def _open(stream: BinaryIO, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name} is as large as a decompression bomb and refused: scale it down first") from error
     except UnidentifiedImageError:
+        if _is_heic(stream) and "HEIF" not in _formats():
+            raise ImageError(f"{name} is a HEIC photo: save it as JPEG, or pip install 'classlens[heic]'") from None
         raise ImageError(f"{name} is not a picture in a known format ({', '.join(_formats())})") from None
     except Exception as error:  # each format raises its own exceptions for a broken header
         raise _corrupt(name, error) from error
+
+
+def _is_heic(stream: BinaryIO) -> bool:
+    stream.seek(0)
+    head = stream.read(12)
+    return head[4:8] == b"ftyp" and head[8:] in _HEIC
 
 
 @contextmanager

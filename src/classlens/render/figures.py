@@ -181,10 +181,22 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
             if i == 0:
                 head(axes[i][j], symbol, meaning)
         size = "×".join(map(str, layer.terms["C"].shape[3:]))
-        axes[i][0].set_ylabel(f"{layer.name}\n{size}", fontsize=8, color=QUIET, parse_math=False)
+        axes[i][0].set_ylabel(f"{layer_words(layer.name)}\n{size}", fontsize=8, color=QUIET, parse_math=False)
     bar = heatmap(np.linspace(-1.0, 1.0, 256)[None, :])
     foot(fig, explanation.question(row, k), (explanation.method, explanation.model), bar, _ends(explanation))
     return fig
+
+
+def layer_words(name: str) -> str:
+    """The name of a layer as it is read.
+
+    >>> layer_words("_blocks.13._expand_conv")
+    'blocks 13, expand conv'
+    """
+    words = ""
+    for part in (part.replace("_", " ").strip() for part in name.split(".")):
+        words += (" " if part.isdigit() else ", ") + part if words else part
+    return words
 
 
 def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> list[LayerTrace]:
@@ -192,7 +204,7 @@ def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> li
     drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() >= 5 for n in _TERMS)}
     if not drawable:
         raise MethodError(
-            "there is no layer to decompose; explain with trace=True and an AGF method with all its terms"
+            "no layer has all terms of AGF here; choose agf-release or agf-paper (in Python with trace=True)"
         )
     if isinstance(layers, int):
         steps = np.linspace(0, len(drawable) - 1, min(max(layers, 1), len(drawable))).round().astype(int)

@@ -280,10 +280,45 @@ def test_trace_has_every_term_of_every_layer() -> None:
     convs = [t for t in e.trace if t.op == "conv2d"]
     assert [t.name for t in convs] == ["skip", "c3", "c2", "c1", "stem"]
     for layer in convs:
-        assert {"C", "A", "F_x", "F_dx", "M", "r", "Phi"} <= set(layer.terms)
+        assert {"C", "A", "F_x", "F_dx", "M", "r", "gradient", "Phi"} == set(layer.terms)
         c, r = layer.terms["C"], layer.terms["r"]
         assert torch.isfinite(c).all()
         assert c.shape == r.shape
+
+
+def test_trace_of_the_layer_that_reads_a_flattened_map() -> None:
+    e = classlens.explain(build("dense-head"), pictures(), 3, "agf-release", trace=True)
+    (layer,) = [t for t in e.trace if {"C", "M"} <= set(t.terms) and t.op == "linear"]
+    assert set(layer.terms) == {"C", "M", "gradient", "Phi"}
+    assert float(layer.terms["M"].max()) == pytest.approx(1, rel=1e-3)  # divided by its maximum
+
+
+def test_the_released_division_is_that_of_every_layer() -> None:
+    """1e-9 is added to every denominator; where weights are that small, most of the relevance is lost."""
+    torch.manual_seed(0)
+    thin = nn.Conv2d(4, 5, 1, bias=False)
+    thin.weight.data *= 1e-8
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), thin, nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4)
+    ).eval()
+    x = pictures(1)
+    found = {t.name: t.terms["Phi"] for t in classlens.explain(model, x, 3, "agf-release", trace=True).trace}
+    seen, w, r = model[:2](x), thin.weight.abs(), found["3"][0]
+    expected = seen * nn.functional.conv_transpose2d(r / (nn.functional.conv2d(seen, w) + 1e-9), w)
+    assert torch.allclose(found["2"][0], expected.detach(), rtol=1e-4, atol=1e-12)
+    assert abs(expected.sum()) < 0.9 * abs(r.sum())
+
+
+def test_a_stride_over_two_positions_is_smoothed_too() -> None:
+    """A stride of 2 reads one of four positions; the others get relevance by smoothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 8, 8), nn.Softplus(), nn.Conv2d(4, 5, 1, 2), nn.Softplus(), nn.Flatten(), nn.Linear(5, 4)
+    ).eval()
+    e = classlens.explain(model, pictures(size=(16, 16)), 3, trace=True)
+    (layer,) = [t for t in e.trace if t.name == "2"]
+    assert (layer.terms["Phi"] != 0).all()
+    assert (layer.terms["C"][..., 1:, :] == 0).all()
 
 
 def test_equal_logits_are_refused_with_the_image_named() -> None:
