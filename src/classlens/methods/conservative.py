@@ -239,7 +239,7 @@ def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:
     by_grid: dict[Grid, Tensor] = {}
     for value, share in shares:
         where = places.get(value)
-        if _is_pooled(value) or (where is not None and math.prod(where.grid) == 1):
+        if _is_pooled(value) if where is None else math.prod(where.grid) == 1:
             continue
         if where is not None and value in images:
             at = where.on_grid(share, images[value], len(case.images))

@@ -201,7 +201,7 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
 
 
 def _reduced(node: Node, index: Tensor | None, numbering: Numbering) -> Tensor | None:
-    """A mean or a sum over axes along which the index is the same, or over blocks of entries."""
+    """A mean or a sum over axes along which the index is the same, or over blocks of places: a pool, written out."""
     named = node.arguments()
     axes, keep = named.get("dim"), bool(named.get("keepdim", False))
     if index is None or axes is None:
@@ -209,9 +209,9 @@ def _reduced(node: Node, index: Tensor | None, numbering: Numbering) -> Tensor |
     high, low = index.amax(axes, keep), index.amin(axes, keep)
     if torch.equal(high, low):
         return high
-    gone = sorted(axis % index.dim() for axis in ([axes] if isinstance(axes, int) else axes))
-    kept = [axis for axis in range(index.dim()) if axis not in gone]
-    blocks = numbering.merged(index.permute(*kept, *gone).flatten(len(kept)))
+    each = sorted(axis % index.dim() for axis in ((axes,) if isinstance(axes, int) else axes))
+    together = index.movedim(each, list(range(-len(each), 0))).flatten(-len(each))
+    blocks = numbering.merged(together)
     return None if blocks is None else blocks.reshape(high.shape)
 
 

@@ -152,8 +152,7 @@ def propagate(
     visited, so each node is visited once. `done` is called after each node.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
-    if ledger.axes is None and ledger.images > 1:
-        ledger.axes = image_index(tape)
+    ledger.axes = ledger.axes or (image_index(tape) if ledger.images > 1 else None)
     peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 
