@@ -44,6 +44,7 @@ class Numbering:
 
     fresh: Callable[[torch.Size], Tensor]  # the indices of a feature map (B, C, ...) of whole images
     merged: Callable[[Tensor], Tensor | None]  # where a linear layer reads several entries; None: they do not mix
+    restarts: bool = False  # a convolution or pool makes new entries, also where the old ones are unknown
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -124,7 +125,7 @@ def _followed(tape: Tape, numbering: Numbering, finish: Callable[[Tensor], Tenso
     with torch.no_grad():
         for node in tape.nodes:
             known = [found.get(value) for value in node.inputs]
-            if all(index is None for index in known):
+            if all(index is None for index in known) and not (numbering.restarts and node.op in _POOLS):
                 continue
             for value, index in zip(node.outputs, _through(node, known, tape, numbering), strict=True):
                 if index is not None and _fits(index.shape, value.shape):
@@ -147,7 +148,7 @@ def _through(node: Node, known: list[Tensor | None], tape: Tape, numbering: Numb
     if node.op in _UNIT_BY_UNIT:
         return [_broadcast(known, out)]
     if node.op in _REDUCTIONS:
-        return [_reduced(node, known[0]), *[None] * (len(node.outputs) - 1)]
+        return [_reduced(node, known[0], numbering), *[None] * (len(node.outputs) - 1)]
     if node.op == "linear" and known[0] is not None and known[0].shape[-1] > 1:  # it reads several places
         known = [numbering.merged(known[0]), *known[1:]]
     index = _at_rows(node, known, out)
@@ -199,14 +200,19 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in pairs)
 
 
-def _reduced(node: Node, index: Tensor | None) -> Tensor | None:
-    """A mean or a sum over axes along which the index is the same."""
+def _reduced(node: Node, index: Tensor | None, numbering: Numbering) -> Tensor | None:
+    """A mean or a sum over axes along which the index is the same, or over blocks of places: a pool, written out."""
     named = node.arguments()
     axes, keep = named.get("dim"), bool(named.get("keepdim", False))
     if index is None or axes is None:
         return None
     high, low = index.amax(axes, keep), index.amin(axes, keep)
-    return high if torch.equal(high, low) else None
+    if torch.equal(high, low):
+        return high
+    each = sorted(axis % index.dim() for axis in ((axes,) if isinstance(axes, int) else axes))
+    together = index.movedim(each, list(range(-len(each), 0))).flatten(-len(each))
+    blocks = numbering.merged(together)
+    return None if blocks is None else blocks.reshape(high.shape)
 
 
 def _of_first_axis(index: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -228,8 +234,7 @@ def _at_rows(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tenso
     if isinstance(source, Value):
         return _rows_of(dict(zip(node.inputs, known, strict=True))[source], shape)
     *_, last = known
-    sequence = -3 if node.op == "multi_head_attention_forward" else -2
-    return None if last is None else _rows_of(_same_along(last, sequence), shape)
+    return None if last is None else _rows_of(_same_along(last, -2), shape)
 
 
 def _rows_of(index: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -305,7 +310,8 @@ def place_index(tape: Tape) -> dict[Value, Places]:
     """The places of each value that was computed place by place from a feature map (B, C, h, w).
 
     Attention computes each token from all others; its output belongs to the place of the query. A linear layer that
-    reads 2 x 2 neighbours at once makes a coarser grid.
+    reads 2 x 2 neighbours at once makes a coarser grid, and so does a sum over them; entries that are repeated, as a
+    nearest-neighbour interpolation does, make a finer one.
     """
     grids: dict[int, Grid] = {}
     axes = len(tape.image.shape) - 2
@@ -317,6 +323,15 @@ def place_index(tape: Tape) -> dict[Value, Places]:
         index = torch.arange(1.0, count + 1, dtype=torch.float32, device=tape.image.tensor.device)
         return index.reshape(1, 1, *shape[2:]) if count else index.new_zeros([1] * len(shape))
 
+    def finer(index: Tensor) -> Tensor:
+        grid, sizes = grids.get(int(index.max())), index.shape[2:]
+        if grid is None or len(sizes) != axes or sizes == grid or any(a % b for a, b in zip(sizes, grid, strict=True)):
+            return index
+        repeated = torch.arange(1.0, math.prod(grid) + 1).to(index).reshape(1, 1, *grid)
+        for axis, (size, before) in enumerate(zip(sizes, grid, strict=True), 2):
+            repeated = repeated.repeat_interleave(size // before, axis)
+        return fresh(torch.Size([1, 1, *sizes])) if torch.equal(index, repeated) else index
+
     def merged(index: Tensor) -> Tensor | None:
         grid = grids.get(int(index.max()))
         coarser = None if grid is None else _coarser(index, grid)
@@ -326,7 +341,7 @@ def place_index(tape: Tape) -> dict[Value, Places]:
         fresh(torch.Size([1, 1, *sizes]))
         return numbers
 
-    found = _followed(tape, Numbering(fresh, merged), lambda index: index)
+    found = _followed(tape, Numbering(fresh, merged, restarts=True), finer)
     last = {value: grids.get(int(index.max())) for value, index in found.items() if index.numel()}
     return {value: Places(grid, found[value]) for value, grid in last.items() if grid is not None}
 
