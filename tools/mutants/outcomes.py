@@ -35,8 +35,8 @@ class Verdicts:
 
         methods/agf/terms.py factorised 8c2f0d6b41e7 kkkkskk.
 
-    A letter is a fault, in the order of the source: k killed, s survived, . not tried. The hash is that of the function
-    and its faults, so a line counts while these are as they were.
+    A letter is a fault, in the order of the source: k killed, s survived, q survived a quick run with fewer tests, . not
+    tried. The hash is that of the function and its faults, so a line counts while these are as they were.
     """
 
     def __init__(self, faults: Sequence[Mutant]) -> None:
@@ -59,10 +59,15 @@ class Verdicts:
         return self.letters[mutant] == "k"
 
     def survived(self, mutant: Mutant) -> bool:
-        return self.letters[mutant] == "s"
+        return self.letters[mutant] in ("s", "q")
 
-    def add(self, mutant: Mutant, outcome: Mapping[str, Any]) -> None:
-        self.letters[mutant] = outcome["outcome"][0]
+    def quickly(self, mutant: Mutant) -> bool:
+        """Whether it survived a quick run only."""
+        return self.letters[mutant] == "q"
+
+    def add(self, mutant: Mutant, outcome: Mapping[str, Any], quick: bool = False) -> None:
+        letter = outcome["outcome"][0]
+        self.letters[mutant] = "q" if quick and letter == "s" else letter
         known = {at: "".join(self.letters[m] for m in group) for at, group in self.groups.items()}
         known = {at: letters for at, letters in known.items() if letters.strip(".")}
         files = sorted((self.others | known).items(), key=lambda line: line[0][0])
@@ -114,6 +119,11 @@ def write_table(faults: Sequence[Mutant], verdicts: Verdicts) -> None:
             "has changed since. So the share of a file with few verdicts says little."
         )
     )
+    if quick := sum(map(verdicts.quickly, faults)):
+        state += (
+            f" {quick} of the survivors were tried in a quick run (`--seconds`), with only some of their tests; others "
+            "may kill them: `tools/mutants --again` tells."
+        )
     files = list(dict.fromkeys(m.file for m in faults))
     groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]
     lines = [_line(name, group, verdicts) for name, group in [*groups, ("all", list(faults))]]
@@ -134,8 +144,7 @@ def _survivors(faults: Sequence[Mutant], verdicts: Verdicts) -> str:
     groups += [
         (
             file,
-            "no reason yet. A test that was written since, or that a quick run with `--seconds` left out, may kill it: "
-            "`tools/mutants --again` tells.",
+            "no reason yet. A test that was written since, or that a quick run left out, may kill it.",
             [k for f, k in rest if f == file],
         )
         for file in dict.fromkeys(f for f, _ in rest)
