@@ -35,8 +35,8 @@ class Verdicts:
 
         methods/agf/terms.py factorised 8c2f0d6b41e7 kkkkskk.
 
-    A letter is a fault, in the order of the source: k killed, s survived, q survived a quick run with fewer tests, . not
-    tried. The hash is that of the function and its faults, so a line counts while these are as they were.
+    A letter is a fault, in the order of the source: k killed, s survived, q survived a quick run with fewer tests,
+    . not tried. The hash is that of the function and its faults, so a line counts while these are as they were.
     """
 
     def __init__(self, faults: Sequence[Mutant]) -> None:
