@@ -55,7 +55,10 @@ def writer() -> ModuleType:
     return tool("write_docs")
 
 
-@pytest.mark.parametrize("name", ["methods.md", "commands.md"])
+GENERATED = ["methods.md", "commands.md", "commands-explain.md", "commands-evaluate.md", "commands-train.md"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_pages_from_the_code_are_fresh(name: str, writer: ModuleType) -> None:
     assert (ROOT / "docs" / name).read_text() == writer.PAGES[name](), "run python tools/write_docs.py"
 
