@@ -390,7 +390,8 @@ class Slow:
     def __post_init__(self) -> None:
         self.steps = steps(self.model)
         self._forward()
-        self.deep = [s for s in self.steps if s.op == "conv2d" and s.name != "stem" and self._stride(s) >= DEEP]
+        layers = [s for s in self.steps if s.op in ("conv2d", "linear") and s.name != "stem"]
+        self.deep = [s for s in layers if self._stride(s) >= DEEP]
         self.seen: dict[tuple[int, int], Tensor] = {}
         start = (self.values["g5"] * self.gradients["g5"]).detach()
         self.started = float(start.sum())
@@ -426,7 +427,8 @@ class Slow:
         self.values = {name: value.detach() for name, value in self.values.items()}
 
     def _stride(self, step: Step) -> float:
-        rows, columns = self.values[step.reads[0]].shape[2:]
+        x = self.values[step.reads[0]]
+        rows, columns = x.shape[1:3] if step.op == "linear" else x.shape[2:]
         return math.sqrt(self.image.shape[2] * self.image.shape[3] / (rows * columns))
 
     def _back(self, step: Step, r: Tensor) -> dict[str, Tensor]:
@@ -434,9 +436,7 @@ class Slow:
         if step.op == "conv2d":
             return self._at_image(step, x, r) if step.name == "stem" else self._at_convolution(step, x, r)
         if step.op == "linear":
-            share, kept = influence(layer_of(self.model, step.name), x, r)
-            self.absorbed += kept
-            return {"Phi": share}
+            return self._at_places(step, x, r)
         if step.op == "max_pool2d":
             return {"Phi": over_windows(step.do, x[0], r[0])[None]}
         if step.op == "add":
@@ -448,18 +448,28 @@ class Slow:
         share = boxed(layer_of(self.model, step.name), x, r)
         return {"Phi": smoothed(share[0], torch.ones_like(share[0]))[None]}
 
-    def _at_convolution(self, step: Step, x: Tensor, r: Tensor) -> dict[str, Tensor]:
+    def _at_places(self, step: Step, x: Tensor, r: Tensor) -> dict[str, Tensor]:
+        """A linear layer at every place, (1,H,W,C), is a 1x1 convolution."""
         layer = layer_of(self.model, step.name)
+        as_convolution = Layer(layer.weight[:, :, None, None], layer.bias, lambda x, w: F.conv2d(x, w))
+        x, r, gradient = (t.permute(0, 3, 1, 2) for t in (x, r, self.gradients[step.name]))
+        phi = self._in_balance(step, as_convolution, x, gradient, r)["Phi"]
+        return {"Phi": phi.permute(0, 2, 3, 1)}
+
+    def _at_convolution(self, step: Step, x: Tensor, r: Tensor) -> dict[str, Tensor]:
+        return self._in_balance(step, layer_of(self.model, step.name), x, self.gradients[step.name], r)
+
+    def _in_balance(self, step: Step, layer: Layer, x: Tensor, gradient: Tensor, r: Tensor) -> dict[str, Tensor]:
         (c, kept_c), (a, kept_a) = influence(layer, x, r), evenly(layer, x, r)
         mu = 0.0 if "A" in self.without else MU
         self.absorbed += (1 - mu) * kept_c + mu * kept_a
         phi = ((1 - mu) * c + mu * a)[0]
         terms = {"C": c, "A": a}
         if step in self.deep:
-            terms |= residual(x[0], self.gradients[step.name][0], c[0], self.without)
+            terms |= residual(x[0], gradient[0], c[0], self.without)
             phi = added_in_balance(phi, terms["q"], weight_of_residual(len(self.deep)))
         rows, columns = x.shape[2:]
-        if self.values[step.makes].shape[2] < rows or self.values[step.makes].shape[3] < columns:
+        if r.shape[2] < rows or r.shape[3] < columns:
             phi = smoothed(phi, x[0] != 0)
         if step in self.deep:
             self.seen[rows, columns] = self.seen.get((rows, columns), 0) + phi.sum(0)

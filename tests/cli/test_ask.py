@@ -15,6 +15,7 @@ from classlens.core.targets import Box
 from classlens.models import LoadedModel, Preprocess
 from dense import dense
 from detectors import small_detector
+from texts import LONGEST, hf_folder
 
 NAMES = ("background", "person", "cat", "dog", "car")
 
@@ -82,6 +83,37 @@ def test_regions_and_boxes_are_named_and_drawn(photo: Path, ask: Any) -> None:
 )
 def test_bad_questions_exit_with_2(ask: Any, options: list[str], message: str) -> None:
     code, text = ask(*options)
+    assert code == 2
+    assert message in " ".join(text.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return hf_folder(tmp_path_factory.mktemp("clip"), "CLIP")
+
+
+def test_texts_are_asked(photo: Path, ask: Any, clip: str) -> None:
+    code, text = ask("--model", clip, "--text", "a photo of a cat", "--text", "a dog")
+    assert code == 0, text
+    assert "the text 'a photo of a cat'" in text
+    assert (photo.parent / "out" / "photo" / "figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", "  "], "a text is a string with words in it"),
+        (["--text", "a " * 40], f"has 42 tokens, but the text tower reads at most {LONGEST}; shorten it"),
+        (["--top", "2"], "has no classes; ask with --text"),
+        (["--box", "0"], "boxes need a detector"),
+        (["--region", "0"], "needs an output for each pixel"),
+        (["--neuron", "both.vision_model.encodr:1"], "did you mean both.vision_model.encoder"),
+        (["--neuron", "both.visual_projection:99"], "has channels 0..15, not 99"),
+        (["--like", "missing.png"], "missing.png does not exist"),
+    ],
+)
+def test_bad_questions_to_clip_exit_with_2(ask: Any, clip: str, options: list[str], message: str) -> None:
+    code, text = ask("--model", clip, *options)
     assert code == 2
     assert message in " ".join(text.replace("│", " ").split())
 

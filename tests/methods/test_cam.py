@@ -332,3 +332,15 @@ def test_batch_and_classes_are_independent(method: str) -> None:
         for k, t in enumerate(row):
             single = classlens.explain(model, x[b : b + 1], t, method).maps[0, 0]
             assert (whole[b, k] - single).abs().max() <= 1e-5 * whole.abs().max()
+
+
+def test_odam_weighs_each_position_by_its_signed_gradient() -> None:
+    model, x = Chain().eval(), pictures(2)
+    e = classlens.explain(model, x, TARGETS, "odam(layer=features)")
+    for i in range(2):
+        for k in range(2):
+            features, gradient = hooked(model, model.features, x[i], lambda y, i=i, k=k: y[TARGETS[i][k]])
+            expected = upsampled((features * gradient).sum(1).clamp(min=0))
+            torch.testing.assert_close(e.maps[i, k], expected, atol=1e-6, rtol=1e-4)
+    layercam = classlens.explain(model, x, TARGETS, "layercam(layer=features)")
+    assert not torch.allclose(e.maps, layercam.maps)

@@ -17,9 +17,8 @@ from classlens.methods.layers import (
     is_spatial_conv,
     last_layers,
     meets_activation_first,
-    over_places,
-    patch_layers,
     spatial_before_flatten,
+    token_layers,
 )
 from networks import build, pictures
 
@@ -333,16 +332,81 @@ class Tokens(nn.Module):
         return self.head(torch.relu(self.mix(tokens)).mean(1))
 
 
-@pytest.mark.parametrize("extra", [0, 1, 5, 6])
+@pytest.mark.parametrize("extra", [0, 1, 7])
 def test_patches_are_read_on_their_grid(extra: int) -> None:
     tape = record(Tokens(extra).eval(), torch.randn(2, 3, 16, 24))
-    found = patch_layers(tape, tape.nodes)
-    if extra == 6:  # more than a class token and registers: no grid
-        assert not found
-        return
-    assert [(node.module, grid) for node, grid in found.items()] == [("mix", (2, 3))]
+    found = token_layers(tape, tape.nodes)
+    assert [(node.module, tokens.places.grid) for node, tokens in found.items()] == [("mix", (2, 3))]
+    (tokens,) = found.values()
     places = torch.arange(6.0)
     share = torch.cat([torch.full((extra,), 100.0), places])[:, None].expand(1, 2, -1, 4)
-    assert torch.equal(over_places(share, (2, 3)), (4 * places).reshape(2, 3).expand(1, 2, 2, 3))
-    as_features = places.reshape(2, 3).expand(1, 2, 4, 2, 3)
-    assert torch.equal(over_places(as_features, (2, 3)), over_places(share, (2, 3)))
+    assert torch.equal(tokens.on_grid(share), (4 * places).reshape(2, 3).expand(1, 2, 2, 3))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tokens": lambda x: x.flatten(2).mT,
+    "tokens first": lambda x: x.flatten(2).permute(2, 0, 1),
+    "one axis": lambda x: x.permute(0, 2, 3, 1).reshape(-1, 4),
+    "channels last": lambda x: x.permute(0, 2, 3, 1),
+    "windows": lambda x: x.unflatten(3, (3, 2)).unflatten(2, (2, 2)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 4),
+    "shifted": lambda x: LAYOUTS["windows"](x.roll((-1, -1), (2, 3))),
+    "windows first": lambda x: LAYOUTS["windows"](x).unflatten(0, (len(x), -1)).transpose(0, 1).flatten(0, 1),
+}
+
+
+class Laid(nn.Module):
+    """A linear layer over patches in some layout; `merge` adds one that reads 2 x 2 patches at once."""
+
+    def __init__(self, layout: str, merge: bool = False) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.both = nn.Linear(16, 4)
+        self.layout, self.merge = LAYOUTS[layout], merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        if self.merge:
+            x = torch.cat([x[:, :, i::2, j::2] for j in range(2) for i in range(2)], 1)
+            x = self.both(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        self.before = x.detach().clone()
+        mixed = torch.relu(self.mix(self.layout(x)))
+        return self.head(mixed).sum() + mixed.reshape(2, -1)[:, :2]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_patches_in_any_layout_are_put_in_their_place(layout: str, merge: bool) -> None:
+    """Against the values themselves: what a layer reads at a place is what the map before it has there."""
+    torch.manual_seed(0)
+    model = Laid(layout, merge).eval()
+    tape = record(model, torch.randn(2, 3, 64, 96) if merge else torch.randn(2, 3, 32, 48))
+    (layer,) = (node for node in tape.nodes if node.module == "mix")
+    tokens = token_layers(tape, tape.nodes)[layer]
+    value = layer.inputs[0]
+    assert tokens.places.grid == (4, 6)
+    expected = model.before
+    assert torch.allclose(tokens.on_grid(value.tensor[None]), expected.sum(1)[None], atol=1e-6)
+    as_map = tokens.as_map(value.tensor[None])
+    assert as_map.shape == (1, 2, 4, 24, 1)
+    assert torch.equal(tokens.restored(as_map), value.tensor[None])
+    for image in range(2):  # the same tokens, in another order
+        ours, theirs = as_map[0, image, :, :, 0].mT, expected[image].flatten(1).mT
+        assert torch.equal(ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()])
+
+
+def test_layers_that_mix_places_are_no_token_layers() -> None:
+    """A layer over the places themselves, and blocks that overlap, have no grid of tokens."""
+
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.over_places, self.overlap = nn.Conv2d(3, 4, 8, 8), nn.Linear(24, 24), nn.Linear(8, 4)
+            self.after, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.over_places(self.embed(x).flatten(2)).unflatten(2, (4, 6)).permute(0, 2, 3, 1)
+            x = self.overlap(torch.cat([x[:, :, :-1], x[:, :, 1:]], -1))
+            return self.head(self.after(x).mean((1, 2)))
+
+    tape = record(Mixes().eval(), torch.randn(2, 3, 32, 48))
+    assert not token_layers(tape, tape.nodes)

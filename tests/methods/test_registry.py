@@ -12,7 +12,7 @@ from classlens.methods.registry import UNRELIABLE, Balance, is_release, of_colou
 from classlens.progress import reporting
 from networks import build, pictures
 
-CAM = {"gradcam", "layercam", "finer-cam"}
+CAM = {"gradcam", "layercam", "odam", "finer-cam"}
 AGF = {"agf", "agf-paper", "agf-release"}
 LRP = {"lrp", "lrp-ab", "lrp-epsilon-gamma-box", "lrp-epsilon-plus-flat"}
 CONTRASTS = {"clrp", "sglrp"}
@@ -44,6 +44,14 @@ ALL = CAM | AGF | LRP | CONTRASTS | EXCITATION | GRADIENTS | PERTURBATION | CONT
 def test_what_users_are_told_of_each_method(says: str, of: set[str]) -> None:
     assert set(METHODS) == ALL
     assert {name for name, method in METHODS.items() if getattr(method, says)} == of
+
+
+def test_what_each_method_keeps_in_memory_for_a_class() -> None:
+    """`classlens.chunks` decides by it how many classes are explained at once."""
+    kept = {holds: {name for name, m in METHODS.items() if m.holds == holds} for holds in ("maps", "inputs", "layers")}
+    assert kept["maps"] == PERTURBATION | CONTROLS
+    assert kept["inputs"] == GRADIENTS
+    assert kept["layers"] == ALL - kept["maps"] - kept["inputs"]
 
 
 VARIANT = {"variant": "default"}

@@ -216,3 +216,40 @@ def test_coarse_evidence_counts_where_there_is_relevance_nearby() -> None:
     s = coarse[0, 0, 0] - (near * coarse[0, 0, 0]).sum() / near.sum()
     added = fine.abs().sum() * near * s / (near * s).abs().sum()
     assert torch.allclose(terms.with_coarse(relevance, coarse)[0, 0], relevance[0, 0] + added / 2)
+
+
+class Clip(nn.Module):
+    """A transformer on patches of images, or of clips whose patches are one frame deep."""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        patch = (1, 8, 8)[3 - axes :]
+        self.embed = getattr(nn, f"Conv{axes}d")(3, 8, patch, patch)
+        self.norms, self.qkv, self.out = (
+            nn.ModuleList(nn.LayerNorm(8) for _ in range(2)),
+            nn.Linear(8, 24),
+            nn.Linear(8, 8),
+        )
+        self.up, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).mT
+        for _ in range(2):
+            q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+            x = x + self.out(nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0])
+            x = x + self.up(torch.relu(self.norms[1](x)))
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("name", ["agf", *(name for name, method in METHODS.items() if method.attention)])
+def test_tokens_of_a_clip(name: str) -> None:
+    """One frame gives the map of the image; two frames give a map with two."""
+    torch.manual_seed(0)
+    flat, deep = Clip(2).double().eval(), Clip(3).double().eval()
+    deep.load_state_dict({key: w if key != "embed.weight" else w[:, :, None] for key, w in flat.state_dict().items()})
+    x = torch.randn(2, 3, 32, 24).double()
+    expected = classlens.explain(flat, x, [[0, 1]] * 2, name).maps
+    found = classlens.explain(deep, x[:, :, None], [[0, 1]] * 2, name).maps
+    assert expected.abs().amax((2, 3)).gt(0).all()
+    assert torch.allclose(found[:, :, 0], expected, rtol=1e-8, atol=1e-10 * float(expected.abs().max()))
+    assert classlens.explain(deep, torch.stack([x, x], 2), 0, name).maps.shape == (2, 1, 2, 32, 24)

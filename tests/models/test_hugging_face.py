@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,6 @@ def written(folder: Path, kind: str, model: str, config: dict[str, Any], process
 def vit(folder: Path, model: str = "ForImageClassification", **config: Any) -> str:
     processor = import_transformers().ViTImageProcessor(size={"height": 64, "width": 64})
     return written(folder, "ViT", model, TINY | {"patch_size": 16} | config, processor)
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("it opened a connection")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 def seen(name: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
     python tools/mutants                              # all of it; goes on where it was
     python tools/mutants --only linear.py --sample 40
+    python tools/mutants --near                       # first, quickly: by the test file of each source file alone
     python tools/mutants --again                      # also those that survived without a reason
 
 torch is imported once; each fault is tried in a fork. Which tests reach a line is measured first. A fault that no test
@@ -23,11 +24,11 @@ import time
 import hypothesis
 import torch
 from faults import Mutant, mutants
-from fork import forked
-from outcomes import Rows, explained, report, write_table
+from fork import forked, waited_for
+from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
-from trial import Keep, Outcome, try_in_functions, try_on_import
-from where import PACKAGE, ROOT, source_files
+from trial import Keep, Outcome, can_run_again, try_in_place, try_on_import
+from where import FIRST, PACKAGE, ROOT, SECONDS, near_tests, source_files, test_files
 
 
 def main() -> None:
@@ -39,43 +40,38 @@ def main() -> None:
     everything = [m for file, source in sources.items() for m in mutants(file, source)]
     # In random order: whenever a run is stopped, what was tried is a sample.
     chosen = random.Random(0).sample(everything, args.sample or len(everything))
-    rows = Rows()
+    verdicts = Verdicts(everything)
     reasons = explained()
-    again = {m for m in chosen if args.again and rows.survived(m) and (m.file, m.key) not in reasons}
-    todo = [m for m in chosen if (m in again or m not in rows) and not args.table]
+    again = {m for m in chosen if args.again and verdicts.survived(m) and (m.file, m.key) not in reasons}
+    todo = [m for m in chosen if (m in again or m not in verdicts) and not args.table]
     # Those with a reason come last: they take longest, because all of their tests pass.
-    todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again))
+    todo.sort(key=lambda m: ((m.file, m.key) in reasons, m not in again, not m.file.startswith(FIRST)))
     print(f"{len(chosen)} faults in {len(sources)} files, {len(todo)} to try", flush=True)
     if todo:
-        plan = Plan(measured(), *collected())
-        later = [m for m in todo if plan.runs_on_import(m)]
-        sooner = [m for m in todo if m not in set(later)]
+        files = test_files() if not args.near else sorted({t for file in sources for t in near_tests(file)})
+        tests, imported = collected(files)
+        plan = Plan(args.seconds, measured(tests), imported)
+        here = [m for m in todo if not plan.runs_on_import(m) or can_run_again(m, sources[m.file])]
+        keep = _kept(verdicts, len(here), args.near)
         # In a fork: what is tried later needs a process that has not imported the package.
-        _waited_for(forked(lambda: try_in_functions(sooner, sources, plan, args.jobs, _kept(rows, len(sooner))), None))
-        rows = Rows()
-        try_on_import(later, sources, plan, args.jobs, _kept(rows, len(later)))
+        if waited_for(forked(lambda: try_in_place(here, sources, plan, args.jobs, keep, files), None)):
+            sys.exit("stopped; the next run goes on here")
+        tried, verdicts = verdicts, Verdicts(everything)
+        later = [m for m in todo if plan.runs_on_import(m) and verdicts.letters[m] == tried.letters[m]]
+        if not args.near:
+            try_on_import(later, sources, plan, args.jobs, _kept(verdicts, len(later)))
     if args.only == [""]:
-        write_table(everything, rows)
-    sys.exit(report(chosen, rows))
+        write_table(everything, verdicts)
+    sys.exit(report(chosen, verdicts))
 
 
-def _waited_for(pid: int) -> None:
-    try:
-        _, status = os.waitpid(pid, 0)
-    except KeyboardInterrupt:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        raise
-    if status:
-        sys.exit("stopped; the next run goes on here")
-
-
-def _kept(rows: Rows, count: int) -> Keep:
+def _kept(verdicts: Verdicts, count: int, kills_only: bool = False) -> Keep:
     """A function that keeps an outcome and says how far it is."""
     begun, done = time.monotonic(), itertools.count(1)
 
     def keep(mutant: Mutant, outcome: Outcome) -> None:
-        rows.add(mutant, outcome)
+        if outcome["outcome"] == "killed" or not kills_only:
+            verdicts.add(mutant, outcome)
         if outcome["outcome"] == "survived":
             print(f"survived  {mutant.file}:{mutant.line}  {mutant.key}", flush=True)
         if (n := next(done)) % 100 == 0:
@@ -89,6 +85,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one of these")
     parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="what the tests of one fault take together")
+    parser.add_argument("--near", action="store_true", help="quick: only the test files beside; keeps kills only")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()

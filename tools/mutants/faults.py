@@ -83,7 +83,7 @@ def mutants(file: str, source: str) -> list[Mutant]:
         reached = statement.lineno, max(statement.lineno, last)
         nth, around = seen[owner, text, what], (node.lineno, node.end_lineno or node.lineno)
         mutant = Mutant(file, at.lineno, owner, text, what, nth, span, new, reached, around, _version(node))
-        if _compiles(mutant.applied(source)):
+        if _compiles(mutant, (*parents, at)[1], offsets, source):
             found.append(mutant)
     return found
 
@@ -113,9 +113,13 @@ def _version(node: ast.AST) -> str:
     return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:12]
 
 
-def _compiles(source: str) -> bool:
+def _compiles(mutant: Mutant, statement: Any, offsets: Sequence[int], source: str) -> bool:
+    """Whether the statement of the module that a fault is in can still be parsed."""
+    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+    begin, end = offsets[first - 1], offsets[statement.end_lineno]
+    raw, (start, stop) = source.encode(), mutant.span
     try:
-        ast.parse(source)
+        ast.parse(raw[begin:start] + mutant.new.encode() + raw[stop:end])
     except SyntaxError:
         return False
     return True

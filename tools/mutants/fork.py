@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,3 +31,13 @@ def forked(work: Callable[[], int], says: Path | str | None = os.devnull) -> int
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def waited_for(pid: int) -> int:
+    """Wait for a fork, and end it if this process is interrupted; gives its status."""
+    try:
+        return os.waitpid(pid, 0)[1]
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise

@@ -1,14 +1,14 @@
-"""What was tried, kept as rows; and the table of it, with a reason for each survivor."""
+"""What came of each fault, kept in verdicts.txt; and the table of it, with a reason for each survivor."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faults import Mutant
-from where import ROWS, SECONDS, SURVIVORS, TABLE
+from where import SECONDS, SURVIVORS, TABLE, VERDICTS
 
 LEAST = 0.95  # of all faults a test has to notice
 INTRODUCTION = """# Mutants
@@ -29,29 +29,49 @@ and of the registry. Tests that were left out might kill a few more. A verdict h
 """
 
 
-class Rows:
-    """What was tried already, a line of JSON each; a row counts while the function that it changes is as it was."""
+class Verdicts:
+    """What came of each fault so far, kept in the repository, so that it survives a clone. A line is a function.
 
-    def __init__(self) -> None:
-        lines = ROWS.read_text().splitlines() if ROWS.exists() else []
-        rows = [json.loads(line) for line in lines]
-        self.rows = {(r["file"], r["key"], r["version"]): r for r in rows}
+        methods/agf/terms.py factorised 8c2f0d6b41e7 kkkkskk.
+
+    A letter is a fault, in the order of the source: k killed, s survived, . not tried. The hash is that of the function
+    and its faults, so a line counts while these are as they were.
+    """
+
+    def __init__(self, faults: Sequence[Mutant]) -> None:
+        groups: dict[tuple[str, str, str], list[Mutant]] = {}
+        for mutant in faults:
+            groups.setdefault((mutant.file, mutant.owner or "-", mutant.version), []).append(mutant)
+        self.groups = {(file, owner, _state(of, group)): group for (file, owner, of), group in groups.items()}
+        lines = VERDICTS.read_text().splitlines() if VERDICTS.exists() else []
+        kept = {(file, owner, of): letters for file, owner, of, letters in map(str.split, lines)}
+        here = {mutant.file for mutant in faults}
+        self.others = {at: letters for at, letters in kept.items() if at[0] not in here}  # of files not looked at now
+        self.letters: dict[Mutant, str] = {}
+        for at, group in self.groups.items():
+            self.letters |= dict(zip(group, kept.get(at, "." * len(group)), strict=True))
 
     def __contains__(self, mutant: Mutant) -> bool:
-        return (mutant.file, mutant.key, mutant.version) in self.rows
+        return self.letters[mutant] != "."
 
     def killed(self, mutant: Mutant) -> bool:
-        return mutant in self and not self.survived(mutant)
+        return self.letters[mutant] == "k"
 
     def survived(self, mutant: Mutant) -> bool:
-        return mutant in self and self.rows[mutant.file, mutant.key, mutant.version]["outcome"] == "survived"
+        return self.letters[mutant] == "s"
 
     def add(self, mutant: Mutant, outcome: Mapping[str, Any]) -> None:
-        row = {"file": mutant.file, "key": mutant.key, "version": mutant.version, **outcome}
-        self.rows[mutant.file, mutant.key, mutant.version] = row
-        ROWS.parent.mkdir(exist_ok=True)
-        with ROWS.open("a") as out:
-            out.write(json.dumps(row) + "\n")
+        self.letters[mutant] = outcome["outcome"][0]
+        known = {at: "".join(self.letters[m] for m in group) for at, group in self.groups.items()}
+        known = {at: letters for at, letters in known.items() if letters.strip(".")}
+        files = sorted((self.others | known).items(), key=lambda line: line[0][0])
+        part = VERDICTS.with_suffix(".part")
+        part.write_text("".join(f"{' '.join(at)} {letters}\n" for at, letters in files))
+        part.replace(VERDICTS)
+
+
+def _state(version: str, group: Sequence[Mutant]) -> str:
+    return hashlib.sha256("\n".join([version, *(m.key for m in group)]).encode()).hexdigest()[:12]
 
 
 def entries() -> list[dict[str, Any]]:
@@ -65,11 +85,11 @@ def explained() -> set[tuple[str, str]]:
     return {(entry["file"], key) for entry in entries() for key in entry["faults"]}
 
 
-def report(faults: Sequence[Mutant], rows: Rows) -> int:
+def report(faults: Sequence[Mutant], verdicts: Verdicts) -> int:
     """Say what survived without a reason, and how many were killed; gives the exit code."""
     reasons = explained()
-    tried = [m for m in faults if m in rows]
-    survivors = [m for m in tried if rows.survived(m)]
+    tried = [m for m in faults if m in verdicts]
+    survivors = [m for m in tried if verdicts.survived(m)]
     unexplained = [m for m in survivors if (m.file, m.key) not in reasons]
     for mutant in unexplained:
         print(f"no test fails, and no reason is given: {mutant.file}:{mutant.line}  {mutant.key}")
@@ -79,11 +99,12 @@ def report(faults: Sequence[Mutant], rows: Rows) -> int:
     return int(bool(unexplained) or share < LEAST)
 
 
-def write_table(faults: Sequence[Mutant], rows: Rows) -> None:
+def write_table(faults: Sequence[Mutant], verdicts: Verdicts) -> None:
     """The table of all faults, those that survived, and their reasons."""
-    for file, key in sorted(explained() - {(m.file, m.key) for m in faults if rows.survived(m) or m not in rows}):
+    possible = {(m.file, m.key) for m in faults if not verdicts.killed(m)}
+    for file, key in sorted(explained() - possible):
         print(f"listed as a survivor, but it is none: {file}  {key}")
-    tried = sum(m in rows for m in faults)
+    tried = sum(m in verdicts for m in faults)
     state = (
         "All faults were tried."
         if tried == len(faults)
@@ -94,19 +115,19 @@ def write_table(faults: Sequence[Mutant], rows: Rows) -> None:
     )
     files = list(dict.fromkeys(m.file for m in faults))
     groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]
-    lines = [_line(name, group, rows) for name, group in [*groups, ("all", list(faults))]]
-    TABLE.write_text(INTRODUCTION.format(state=state, seconds=SECONDS) + "".join(lines) + _survivors(faults, rows))
+    lines = [_line(name, group, verdicts) for name, group in [*groups, ("all", list(faults))]]
+    TABLE.write_text(INTRODUCTION.format(state=state, seconds=SECONDS) + "".join(lines) + _survivors(faults, verdicts))
 
 
-def _line(name: str, faults: Sequence[Mutant], rows: Rows) -> str:
-    killed, survived = sum(map(rows.killed, faults)), sum(map(rows.survived, faults))
+def _line(name: str, faults: Sequence[Mutant], verdicts: Verdicts) -> str:
+    killed, survived = sum(map(verdicts.killed, faults)), sum(map(verdicts.survived, faults))
     share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else ""
     return f"| {name} | {len(faults)} | {killed + survived} | {killed} | {survived} | {share} |\n"
 
 
-def _survivors(faults: Sequence[Mutant], rows: Rows) -> str:
+def _survivors(faults: Sequence[Mutant], verdicts: Verdicts) -> str:
     """The survivors by reason, and then those without one."""
-    alive = [(m.file, m.key) for m in faults if rows.survived(m)]
+    alive = [(m.file, m.key) for m in faults if verdicts.survived(m)]
     groups = [(e["file"], e["reason"], [k for k in e["faults"] if (e["file"], k) in alive]) for e in entries()]
     rest = [fault for fault in alive if fault not in explained()]
     groups += [

@@ -1,4 +1,4 @@
-"""Which tests reach which lines, and how long each takes: measured once, and again for test files that have changed.
+"""Which tests reach which lines, and how long each takes: measured once, and again for tests that have changed.
 
 Lines are kept relative to their function. If the function has changed since, all of its lines count as reached.
 """
@@ -6,7 +6,6 @@ Lines are kept relative to their function. If the function has changed since, al
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -16,35 +15,46 @@ from typing import Any
 
 import pytest
 from faults import Mutant, functions
-from fork import forked
-from where import PACKAGE, QUIET, REACH, ROOT, SECONDS, near_tests, source_files, test_files, version
+from fork import forked, waited_for
+from where import PACKAGE, QUIET, REACH, ROOT, TABLES, near_tests, source_files
 
 Reach = dict[str, dict[str, Any]]  # test -> {"seconds": 0.1, "lines": {file: [1, 2, ...]}}
 Lines = dict[str, set[int]]  # by file
 Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
-def measured() -> Reach:
-    """Every test's time and the lines of the sources that it reaches."""
-    states = {file: version([ROOT / file]) for file in test_files()}
-    kept = json.loads(REACH.read_text()) if REACH.exists() else {}
-    todo = [file for file, state in states.items() if kept.get(file, {}).get("state") != state]
+def measured(tests: Sequence[str]) -> Reach:
+    """The time of every test and the lines of the sources that it reaches.
+
+    What was measured is kept in batches: the versions of the functions at that time, and what the tests reached.
+    """
+    states = _states(tests)
+    batches = json.loads(REACH.read_text()) if REACH.exists() else []
+    known = {test: state for batch in batches for test, state in batch["states"].items()}
+    todo = [test for test in tests if known.get(test) != states[test]]
     now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
     if todo:
-        print(f"measuring which lines the tests of {len(todo)} files reach", flush=True)
-        new = _traced(todo, lambda tracer: tracer.by_file())
+        print(f"measuring which lines {len(todo)} tests reach", flush=True)
+        new = _traced(todo, Tracer.reached)
+        reach = _with_lines(new, lambda source, lines: _by_function(lines, now[source]))
         versions = {file: {name: of for name, (_, _, of) in named.items()} for file, named in now.items()}
-        for file in todo:
-            reach = _with_lines(new.get(file, {}), lambda source, lines: _by_function(lines, now[source]))
-            kept[file] = {"state": states[file], "versions": versions, "reach": reach}
-        REACH.write_text(json.dumps(kept))
-    return {test: reached for file in states for test, reached in _as_it_is_now(kept[file], now).items()}
+        batches.append({"states": {test: states[test] for test in reach}, "versions": versions, "reach": reach})
+        REACH.write_text(json.dumps(batches))
+    found = {test: reached for batch in batches for test, reached in _as_it_is_now(batch, now).items()}
+    return {test: found[test] for test in tests if test in found}
 
 
-def _as_it_is_now(record: Mapping[str, Any], now: Mapping[str, Functions]) -> Reach:
-    """What the tests of a file reach, in lines of the sources as they are now."""
-    then = record["versions"]
-    return _with_lines(record["reach"], lambda file, places: _lines_now(places, then[file], now.get(file, {})))
+def _states(tests: Sequence[str]) -> dict[str, str]:
+    """A text for each test that changes when its function does."""
+    files = {file: functions((ROOT / file).read_text()) for file in {file_of(test) for test in tests}}
+    names = {test: test.partition("[")[0].split("::", 1)[1].replace("::", ".") for test in tests}
+    return {test: files[file_of(test)].get(name, (0, 0, ""))[2] for test, name in names.items()}
+
+
+def _as_it_is_now(batch: Mapping[str, Any], now: Mapping[str, Functions]) -> Reach:
+    """What tests reach, in lines of the sources as they are now."""
+    then = batch["versions"]
+    return _with_lines(batch["reach"], lambda file, places: _lines_now(places, then[file], now.get(file, {})))
 
 
 def _with_lines(reach: Reach, change: Callable[[str, Any], Any]) -> Reach:
@@ -70,10 +80,10 @@ def _lines_now(places: Mapping[str, Sequence[int]], then: Mapping[str, str], nam
     return sorted(lines)
 
 
-def collected() -> tuple[list[str], Lines]:
-    """All tests, and the lines that run when they are imported, before any test runs."""
+def collected(files: Sequence[str]) -> tuple[list[str], Lines]:
+    """The tests in files, and the lines that run when they are imported, before any test runs."""
     found = _traced(
-        ["--collect-only", *test_files()],
+        ["--collect-only", *files],
         lambda tracer: {"tests": tracer.found, "lines": {f: sorted(at) for f, at in tracer.now.items()}},
     )
     return found["tests"], {file: set(lines) for file, lines in found["lines"].items()}
@@ -90,8 +100,7 @@ def _traced(arguments: Sequence[str], result: Callable[[Tracer], dict[str, Any]]
         out.write_text(json.dumps(result(tracer)))
         return int(failed)
 
-    _, status = os.waitpid(forked(work, log), 0)
-    if status:
+    if waited_for(forked(work, log)):
         sys.exit(f"the tests fail without any fault: {log}")
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -146,15 +155,14 @@ class Tracer:
         yield from self._during(lines)
         self.tests[item.nodeid] = {"seconds": time.process_time() - begun, "lines": lines}
 
-    def by_file(self) -> dict[str, Reach]:
-        """For each test file, its tests."""
-        found: dict[str, Reach] = {}
+    def reached(self) -> Reach:
+        """What each test reached, its fixtures included."""
         for test, reached in self.tests.items():
             lines = reached["lines"]
             for file, more in self.fixtures[file_of(test)].items():
                 lines.setdefault(file, set()).update(more)
-            found.setdefault(file_of(test), {})[test] = reached | {"lines": {f: sorted(at) for f, at in lines.items()}}
-        return found
+            reached["lines"] = {file: sorted(at) for file, at in lines.items()}
+        return self.tests
 
 
 def _forget() -> None:
@@ -174,11 +182,16 @@ def file_of(test: str) -> str:
 class Plan:
     """Which tests try a fault, and in which order."""
 
-    def __init__(self, reach: Reach, tests: Sequence[str], imported: Lines) -> None:
-        there = set(tests)
-        self.reach = {test: reached for test, reached in reach.items() if test in there}
-        self.imported = imported
-        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `tests_for` gave for a statement
+    def __init__(self, most: float, reach: Reach, imported: Lines) -> None:
+        self.most = most  # seconds that the tests of one fault take together
+        self.reach, self.imported = reach, imported
+        self.known: dict[tuple[Any, ...], list[str]] = {}  # what `_chosen` gave for a statement
+        self.kills = Counter[tuple[str, str, str]]()  # of each test, by file and function of the faults
+        self.tests_at: dict[tuple[str, int], list[str]] = {}  # by file and line
+        for test, reached in self.reach.items():
+            for file, lines in reached["lines"].items():
+                for line in lines:
+                    self.tests_at.setdefault((file, line), []).append(test)
 
     def runs_on_import(self, mutant: Mutant) -> bool:
         """Whether the code of a fault has run before any test does: outside of functions, or called from there."""
@@ -187,41 +200,55 @@ class Plan:
     def seconds(self, tests: Sequence[str]) -> float:
         return float(sum(self.reach[test]["seconds"] for test in tests))
 
+    def killed(self, mutant: Mutant, test: str) -> None:
+        """Write down which test killed a fault: it will try others of this function first."""
+        self.kills[mutant.file, mutant.owner, test] += 1
+
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a fault, the most promising first."""
+        """The tests that reach a fault, the most promising first: kills of this function so far, by time."""
         at = mutant.file, mutant.line, mutant.lines, mutant.around
         if at not in self.known:
             self.known[at] = self._chosen(mutant)
-        return self.known[at]
+        kills = {test: self.kills[mutant.file, mutant.owner, test] for test in self.known[at]}
+        return sorted(self.known[at], key=lambda test: -kills[test] / (0.1 + self.reach[test]["seconds"]))
 
     def _chosen(self, mutant: Mutant) -> list[str]:
-        """Tests that reach a fault, as many as take SECONDS.
+        """Tests that reach a fault, as many as the time allows.
 
         First one of each test function for each way that tests take through the function with the fault, the tests of
         its own test file before others; then a second one, and so on.
         """
-        first, last = mutant.around
+        ways = self._ways(mutant)
         turns = Counter[tuple[str, frozenset[int]]]()
         ordered = []
         for test in sorted(self._reaching(mutant), key=lambda test: (self.reach[test]["seconds"], test)):
-            way = frozenset(n for n in self.reach[test]["lines"].get(mutant.file, ()) if first <= n <= last)
-            turns[test.partition("[")[0], way] += 1
-            turn, elsewhere = turns[test.partition("[")[0], way], file_of(test) not in near_tests(mutant.file)
-            ordered.append((turn, elsewhere, self.reach[test]["seconds"], test))
+            way = test.partition("[")[0], frozenset(ways.get(test, ()))
+            turns[way] += 1
+            elsewhere = file_of(test) not in near_tests(mutant.file)
+            ordered.append((turns[way], elsewhere, self.reach[test]["seconds"], test))
         chosen: list[str] = []
         total = 0.0
         for _, _, seconds, test in sorted(ordered):
-            if not chosen or total + seconds <= SECONDS:
+            if not chosen or total + seconds <= self.most:
                 chosen.append(test)
                 total += seconds
         return chosen
 
-    def _reaching(self, mutant: Mutant) -> list[str]:
+    def _ways(self, mutant: Mutant) -> dict[str, list[int]]:
+        """The lines of the function with the fault that each test reaches."""
+        first, last = mutant.around
+        ways: dict[str, list[int]] = {}
+        for line in range(first, last + 1):
+            for test in self.tests_at.get((mutant.file, line), ()):
+                ways.setdefault(test, []).append(line)
+        return ways
+
+    def _reaching(self, mutant: Mutant) -> set[str]:
         if self.runs_on_import(mutant):  # tests of the file, and of the tables that modules write into
-            near = [test for test in self.reach if file_of(test) in near_tests(mutant.file)]
-            return near or [test for test, reached in self.reach.items() if mutant.file in reached["lines"]]
-        at = _lines(mutant)
-        return [test for test, reached in self.reach.items() if at & set(reached["lines"].get(mutant.file, ()))]
+            if near_tests(mutant.file) != TABLES:
+                return {test for test in self.reach if file_of(test) in near_tests(mutant.file)}
+            return {test for test, reached in self.reach.items() if mutant.file in reached["lines"]}
+        return {test for line in _lines(mutant) for test in self.tests_at.get((mutant.file, line), ())}
 
 
 def _lines(mutant: Mutant) -> set[int]:

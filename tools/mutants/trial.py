@@ -1,11 +1,14 @@
 """One fault in one fork, the tests that reach it, and what came of it.
 
-A fault in a function is put into the function that is there, so that packages and tests are imported only once. A fault
-in what runs on import is tried in a fork of a process without the package, whose import hook gives the changed module.
+A fault in a function is put into the function that is there, so that packages and tests are imported only once. Of what
+runs on import, the changed statement is run again in its module; a kill counts if the test passes after the unchanged
+statement. What survives that is tried in a fork of a process without the package, whose import hook gives the changed
+module.
 """
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib.abc
 import importlib.machinery
@@ -26,11 +29,12 @@ import pytest
 from faults import Mutant
 from fork import FAILED, forked
 from reach import Plan, file_of
-from where import PACKAGE, QUIET, test_files
+from where import PACKAGE, QUIET
 
 MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
 Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
 Keep = Callable[[Mutant, Outcome], None]
+Attempt = Callable[[Mutant, Sequence[str], int], int]  # a fault, its tests, where to write which of them failed
 
 
 def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> None:
@@ -45,8 +49,13 @@ def try_on_import(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan
         keep(mutant, outcome)
 
 
-def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep) -> int:
-    """Faults in functions: the tests are collected here, once, and every fork runs some of them. 1: interrupted."""
+def try_in_place(
+    todo: Sequence[Mutant], sources: Mapping[str, str], plan: Plan, jobs: int, keep: Keep, files: Sequence[str]
+) -> int:
+    """Faults in what is loaded: the tests are collected here, once, and every fork runs some of them. 1: interrupted.
+
+    What survives in a statement that ran on import is not kept: other modules may hold what it had made.
+    """
 
     def loop(items: Mapping[str, Any]) -> None:
         functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
@@ -56,14 +65,24 @@ def try_in_functions(todo: Sequence[Mutant], sources: Mapping[str, str], plan: P
         codes = {file: _codes(source, PACKAGE / file) for file, source in sources.items()}
 
         def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
-            changed = _codes(mutant.applied(sources[mutant.file]), PACKAGE / mutant.file)
-            replace(functions, codes[mutant.file], changed, mutant.owner)
+            source = mutant.applied(sources[mutant.file])
+            if plan.runs_on_import(mutant):
+                run_again(mutant, sources[mutant.file], source)
+            else:
+                replace(functions, codes[mutant.file], _codes(source, PACKAGE / mutant.file), mutant.owner)
+            return _run(items, tests, answer)
+
+        def unchanged(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
+            run_again(mutant, sources[mutant.file], sources[mutant.file])
             return _run(items, tests, answer)
 
         for mutant, outcome in _tried(todo, plan, jobs, attempt):
-            keep(mutant, outcome)
+            if not plan.runs_on_import(mutant) or (
+                outcome["by"] in items and _passes(mutant, outcome["by"], unchanged)
+            ):
+                keep(mutant, outcome)
 
-    ended = pytest.main([*test_files(), *QUIET], plugins=[Collected(loop)]) if todo else 0
+    ended = pytest.main([*files, *QUIET], plugins=[Collected(loop)]) if todo else 0
     return int(ended == pytest.ExitCode.INTERRUPTED)
 
 
@@ -107,9 +126,7 @@ class Watcher:
 # ---------------------------------------------------------------------------------------------------- the forks
 
 
-def _tried(
-    todo: Sequence[Mutant], plan: Plan, jobs: int, attempt: Callable[[Mutant, Sequence[str], int], int]
-) -> Iterator[tuple[Mutant, Outcome]]:
+def _tried(todo: Sequence[Mutant], plan: Plan, jobs: int, attempt: Attempt) -> Iterator[tuple[Mutant, Outcome]]:
     """Each fault with its outcome, `jobs` at a time."""
     waiting, running = list(reversed(todo)), list[Trial]()
     try:
@@ -124,6 +141,7 @@ def _tried(
                 outcome = trial.outcome()
                 if outcome is not None:
                     running.remove(trial)
+                    plan.killed(trial.mutant, outcome["by"])
                     yield trial.mutant, outcome
             time.sleep(0.01)
     finally:  # interrupted: no fork goes on alone
@@ -131,9 +149,15 @@ def _tried(
             os.kill(trial.pid, signal.SIGKILL)
 
 
-def _begun(
-    mutant: Mutant, tests: Sequence[str], expected: float, attempt: Callable[[Mutant, Sequence[str], int], int]
-) -> Trial:
+def _passes(mutant: Mutant, test: str, attempt: Attempt) -> bool:
+    """Whether a test passes in a fork."""
+    trial = _begun(mutant, [test], 10.0, attempt)
+    while (outcome := trial.outcome()) is None:
+        time.sleep(0.01)
+    return outcome["outcome"] == "survived"
+
+
+def _begun(mutant: Mutant, tests: Sequence[str], expected: float, attempt: Attempt) -> Trial:
     read, write = os.pipe()
     seconds = int(20 + 5 * expected)  # of the processor: a busy machine kills no fault
 
@@ -193,6 +217,32 @@ def replace(functions: Sequence[FunctionType], old: Codes, new: Codes, owner: st
             function.__code__ = new[names[function.__code__]]
 
 
+def can_run_again(mutant: Mutant, source: str) -> bool:
+    """Whether a fault is in a statement that can run a second time: not in a class, nor inside of a function."""
+    statement = ast.parse(source).body[_statement_at(mutant, source)]
+    if isinstance(statement, ast.FunctionDef):
+        return mutant.line < statement.body[0].lineno
+    return isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr)
+
+
+def run_again(mutant: Mutant, source: str, changed: str) -> None:
+    """Run the statement that a fault is in, as `changed` has it, in the module that is loaded."""
+    statement = ast.parse(changed).body[_statement_at(mutant, source)]
+    code = compile(ast.Module([statement], []), str(PACKAGE / mutant.file), "exec", dont_inherit=True)
+    exec(code, vars(sys.modules[module_name(mutant.file)]))
+
+
+def _statement_at(mutant: Mutant, source: str) -> int:
+    """The number of the statement of the module that a fault is in."""
+    body = ast.parse(source).body
+    return next(i for i, statement in enumerate(body) if mutant.line <= (statement.end_lineno or 0))
+
+
+def module_name(file: str) -> str:
+    """`methods/agf/terms.py` is `classlens.methods.agf.terms`."""
+    return "classlens." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def _codes(source: str, path: Path) -> Codes:
     """All code objects of a source file."""
     found, turns = {}, Counter[str]()
@@ -209,7 +259,7 @@ class Changed(importlib.abc.MetaPathFinder):
     """An import hook that gives one module another source."""
 
     def __init__(self, file: str, source: str) -> None:
-        self.name = "classlens." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self.name = module_name(file)
         self.path, self.source = PACKAGE / file, source
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "classlens"
 SOURCES = "core/rules/*.py", "core/capture/fold.py", "methods/**/*.py"
+FIRST = "core/", "methods/agf/"  # what is tried first: what every other method is built on, and the default one
 TESTS = "tests/core", "tests/methods", "tests/test_explanation.py"
 TABLES = ("tests/methods/test_registry.py",)  # tests of what modules put into tables when they are imported
+WIDE = ("methods", "core/rules", "core/capture")  # folders of tests of many things
 LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures, seconds each
 QUIET = ("-x", "-q", "-s", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")  # how pytest runs
 SECONDS = 8.0  # what the tests of one fault take together
-ROWS, REACH = ROOT / "build" / "mutants.jsonl", ROOT / "build" / "mutants_reach.json"
-SURVIVORS, TABLE = Path(__file__).with_name("survivors.toml"), ROOT / "tests" / "MUTANTS.md"
+REACH = ROOT / "build" / "mutants_reach.json"
+VERDICTS, SURVIVORS = (Path(__file__).with_name(name) for name in ("verdicts.txt", "survivors.toml"))
+TABLE = ROOT / "tests" / "MUTANTS.md"
 
 
 def source_files(only: Sequence[str] = ("",)) -> list[str]:
@@ -31,12 +34,11 @@ def test_files() -> list[str]:
     return sorted({file.relative_to(ROOT).as_posix() for file in files} - set(LEFT_ASIDE))
 
 
+@functools.cache
 def near_tests(file: str) -> tuple[str, ...]:
-    """The test file that mirrors a source file, and those of the tables that modules write into."""
+    """The test file that mirrors a source file, or else those of its folder; and those of the tables."""
     path = Path(file)
-    return f"tests/{path.parent}/test_{path.stem}.py", *TABLES
-
-
-def version(paths: Iterable[Path]) -> str:
-    """Changes when one of the files does."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
+    own = f"tests/{path.parent}/test_{path.stem}.py"
+    folder = (ROOT / own).parent.glob("test_*.py") if path.parent.as_posix() not in WIDE else ()
+    near = [own] if (ROOT / own).exists() else sorted(test.relative_to(ROOT).as_posix() for test in folder)
+    return *near, *TABLES

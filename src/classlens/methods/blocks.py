@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, place_index
+from classlens.core.capture import Axis, Grid, Node, Places, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
 from classlens.errors import MethodError
@@ -85,13 +85,19 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
         weights, keys = layer_parts(node).weights, _places_of(node, places)
     else:
         return None
-    if output not in images:
+    axis = images.get(output)
+    if axis is None or (count > 1 and axis.axis in _token_axes(node)):
         raise MethodError(f"the images cannot be told apart at {node.where}; explain one image at a time")
-    axis = images[output]
     if node.op == "multi_head_attention_forward":  # its weights have the images first, whatever its output has
         axis = Axis(0, axis.image if count > 1 else axis.image.new_zeros(len(weights)))
     one = Attention(node, weights, keys, axis, count)
     return replace(one, weights=one.by_head(weights[None])[0])
+
+
+def _token_axes(node: Node) -> tuple[int, ...]:
+    """The axes of an output on which only tokens of one image may lie: attention would mix images there."""
+    axes = len(node.outputs[0].shape)
+    return (0, axes - 1) if node.op == "multi_head_attention_forward" else (axes - 2, axes - 1)
 
 
 def _square(weights: Tensor) -> bool:
@@ -111,10 +117,15 @@ def _between_products(tape: Tape, node: Node) -> bool:
     before = tape.producer.get(value)
     while before is not None and before.op in _SCALES:
         before = tape.producer.get(before.inputs[0])
-    users = tape.consumers.get(node.outputs[0], [])
+    return before is not None and before.op in _PRODUCTS and bool(_products_with(tape, node.outputs[0]))
+
+
+def _products_with(tape: Tape, weights: Value) -> list[Node]:
+    """The products of attention weights, possibly scaled or reshaped, with values."""
+    users = tape.consumers.get(weights, [])
     while len(users) == 1 and users[0].op in _SCALES:
         users = tape.consumers.get(users[0].outputs[0], [])
-    return before is not None and before.op in _PRODUCTS and any(user.op in _PRODUCTS for user in users)
+    return [user for user in users if user.op in _PRODUCTS]
 
 
 def _tensor(argument: Value | Tensor) -> Tensor:
@@ -124,7 +135,7 @@ def _tensor(argument: Value | Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------- tokens of one grid
 
 
-def one_grid(found: Sequence[Attention], needed_by: str) -> tuple[int, int]:
+def one_grid(found: Sequence[Attention], needed_by: str) -> Grid:
     """The patch grid that every attention reads as a whole, for methods that multiply attention of all blocks."""
     tokens = found[0].weights.shape[-1]
     for position, one in enumerate(found):
@@ -180,6 +191,8 @@ def projections(tape: Tape, found: Sequence[Attention]) -> set[Node]:
     layers: set[Node] = set()
     for one in found:
         todo = list(one.node.inputs)
+        if one.node.op == "softmax":  # it reads queries and keys alone
+            todo += [value for product in _products_with(tape, one.output) for value in product.inputs]
         while todo:
             node = tape.producer.get(todo.pop())
             if node is None or node in layers:

@@ -33,6 +33,11 @@ def weighted_by_each_gradient(features: Tensor, gradients: Tensor) -> Tensor:
     return (features * gradients.clamp(min=0)).sum(2, keepdim=True).clamp(min=0)
 
 
+def weighted_by_signed_gradient(features: Tensor, gradients: Tensor) -> Tensor:
+    """ODAM: (sum_c x_c gradient_c)+, each gradient with its sign, (K,B,1,*places)."""
+    return (features * gradients).sum(2, keepdim=True).clamp(min=0)
+
+
 def shown(case: Case, starts: Tensor, layer: str | None, shallower: int, weigh: Weigh) -> Result:
     """The weighted feature maps, enlarged to the image. A position that a target does not read shows nothing."""
     size = case.images.shape[2:]
@@ -79,6 +84,22 @@ def gradcam(case: Case, layer: str | None = None, shallower: int = 0, variant: s
 def layercam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
     """(sum_c x_c gradient_c+)+: sharp even in shallow layers."""
     return shown(case, case.directions(), layer, shallower, weighted_by_each_gradient)
+
+
+@method(
+    "odam",
+    family="activation maps",
+    summary="a feature map, each position weighted by its own gradient, positive part; made for the boxes of detectors",
+    class_specific=True, signed=False, conserves=False, scalars=True,
+    paper="Zhao and Chan: ODAM, ICLR 2023",
+)  # fmt: skip
+def odam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
+    """(sum_c x_c gradient_c)+ at the last feature map that the target reads wholly, or at `layer`.
+
+    The authors take the level of the feature pyramid that produced the box: name it with `layer`. For the last map of
+    a classifier this is HiResCAM.
+    """
+    return shown(case, case.directions(), layer, shallower, weighted_by_signed_gradient)
 
 
 @method(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value, image_index, place_index
+from classlens.core.capture import Grid, Node, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
 from classlens.core.rules.generic import Shares, transported, unbroadcast
@@ -257,8 +257,8 @@ def bias_at(node: Node) -> Tensor | None:
 def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:
     """Shares (K, *shape), each on the grid of its tokens, enlarged and added. What has no place is left out."""
     images, places = image_index(case.tape), place_index(case.tape)
-    size = (case.images.shape[2], case.images.shape[3])
-    by_grid: dict[tuple[int, int], Tensor] = {}
+    size = case.images.shape[2:]
+    by_grid: dict[Grid, Tensor] = {}
     for value, share in shares:
         if value in places and value in images:
             where = places[value]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value, last_linear
+from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, last_linear, place_index
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
@@ -147,38 +149,53 @@ def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor
     return found
 
 
-# --------------------------------------------------------------------------------------------------- patch grids
-
-_EXTRA_TOKENS = 5  # at most: a class token, a distillation token, or a class token and four registers
+# -------------------------------------------------------------------------------------------------------------- tokens
 
 
-def patch_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, tuple[int, ...]]:
-    """The linear layers that read the patches of an image, (B, tokens, C), and their grid: a convolution's output size.
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What a linear layer reads: the patches of each image, in whatever layout, and tokens without a place.
 
-    Windows of patches are not such a grid: there the images are cut up along the batch axis.
+    Patches may lie on one axis or on several, before or after the images, or cut into windows.
     """
-    sizes = [tuple(node.outputs[0].shape[2:]) for node in tape.nodes if node.op == convolution(tape)]
-    grids = {math.prod(size): size for size in sizes}
-    images = tape.image.shape[0]
 
-    def grid(node: Node) -> tuple[int, ...] | None:
-        shape = node.inputs[0].shape if node.op == "linear" and len(node.inputs) == 1 else ()
-        if len(shape) != 3 or shape[0] != images:
-            return None
-        fitting = [places for places in grids if 0 <= shape[1] - places <= _EXTRA_TOKENS]
-        return grids[max(fitting)] if fitting else None
+    places: Places
+    axis: Axis
+    images: int
+    shape: torch.Size  # of the value; the channels are last
 
-    return {node: found for node in nodes if (found := grid(node))}
+    def as_map(self, t: Tensor) -> Tensor:
+        """(K, *shape) as a feature map (K, B, C, tokens, 1): the factorisation needs positions, not their layout."""
+        return self.axis.first(t, self.images).flatten(2, -2).mT[..., None]
+
+    def restored(self, found: Tensor) -> Tensor:
+        """The inverse of `as_map`."""
+        return self.axis.restored(found[..., 0].mT, self.shape)
+
+    def on_grid(self, share: Tensor) -> Tensor:
+        """Relevance (K, *shape), summed over channels: (K, B, *places)."""
+        return self.places.on_grid(share, self.axis, self.images)
 
 
-def as_map(tokens: Tensor) -> Tensor:
-    """(..., tokens, C) as a feature map (..., C, tokens, 1): the factorisation needs positions, not their layout."""
-    return tokens.mT[..., None]
+def token_layers(tape: Tape, nodes: Iterable[Node]) -> dict[Node, Tokens]:
+    """The linear layers that read the patches of an image.
+
+    Each place of the grid has one token; others, such as a class token, registers or padding, have no place.
+    """
+    layers = {node: node.inputs[0] for node in nodes if node.op == "linear" and len(node.inputs) == 1}
+    if not layers:
+        return {}
+    images, places, count = image_index(tape), place_index(tape), tape.image.shape[0]
+    return {
+        node: Tokens(places[value], images[value], count, value.shape)
+        for node, value in layers.items()
+        if value in places and value in images and _each_place_once(places[value], value, count)
+    }
 
 
-def over_places(share: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Relevance (K,B,C,*places) or, on a patch grid, (K,B,tokens,C), summed over channels: (K,B,*places)."""
-    if share.dim() > 4:
-        return share.sum(2)
-    places: Tensor = share.sum(3)[..., -math.prod(grid) :].unflatten(2, grid)  # after the class token and registers
-    return places
+def _each_place_once(places: Places, value: Value, images: int) -> bool:
+    every = math.prod(places.grid)
+    if places.index.shape[-1] != 1 or every == 1:  # a layer that mixes places, or one without any
+        return False
+    index = places.index.expand(*value.shape[:-1], 1).flatten().long()
+    return bool((index.bincount(minlength=every + 1)[1:] == images).all())

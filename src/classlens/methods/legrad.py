@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,7 @@ def legrad(case: Case, last: int = 2) -> Result:
     if not 0 <= last <= len(found):
         raise MethodError(f"last={last} is not possible; this network has {len(found)} blocks with attention")
     tail = Tail.after(case.tape, outputs[-1])
-    size = (case.images.shape[2], case.images.shape[3])
+    size = case.images.shape[2:]
     total = torch.zeros((), device=case.images.device)
     chosen = list(zip(found, outputs, strict=True))[-last:] if last else list(zip(found, outputs, strict=True))
     for one, output in chosen:
@@ -59,7 +60,7 @@ def _of_keys(one: Attention, gradient: Tensor) -> Tensor:
         )
     of_keys = gradient.clamp(min=0).mean((2, 3))
     place = one.keys.index.flatten().long()
-    maps = of_keys.new_zeros(*of_keys.shape[:2], one.keys.grid[0] * one.keys.grid[1])
+    maps = of_keys.new_zeros(*of_keys.shape[:2], math.prod(one.keys.grid))
     maps[..., place[place > 0] - 1] = of_keys[..., place > 0]
     found: Tensor = maps.unflatten(2, one.keys.grid)
     return found

@@ -7,13 +7,14 @@ the class token is the map. The methods differ in M_l.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Tape, Value, image_index
+from classlens.core.capture import Axis, Grid, Node, Tape, Value, image_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, layer_parts
 from classlens.core.rules.generic import Shares, divide_released, transported
@@ -73,7 +74,7 @@ def positive_mean(gradient: Tensor, relevance: Tensor) -> Tensor:
     return (gradient * relevance).clamp(min=0).mean(2)
 
 
-def _chain(case: Case, name: str, start: int = 0) -> tuple[list[Attention], tuple[int, int]]:
+def _chain(case: Case, name: str, start: int = 0) -> tuple[list[Attention], Grid]:
     found = attentions(case.tape, name)
     grid = one_grid(found, name)
     if not 0 <= start < len(found):
@@ -81,9 +82,7 @@ def _chain(case: Case, name: str, start: int = 0) -> tuple[list[Attention], tupl
     return found, grid
 
 
-def _on_image(
-    case: Case, flows: Sequence[Tensor], found: Sequence[Attention], at_output: Tensor, grid: tuple[int, int]
-) -> Result:
+def _on_image(case: Case, flows: Sequence[Tensor], found: Sequence[Attention], at_output: Tensor, grid: Grid) -> Result:
     """The product of flows (K,B,queries,keys), its rows that the head reads, on the grid, enlarged."""
     read = rows_read(found[-1].gradient(at_output))
     row = read[..., None, :]
@@ -91,9 +90,9 @@ def _on_image(
         row = row @ flow
     assert found[0].keys is not None
     place = found[0].keys.index.flatten().long()
-    maps = row.new_zeros(*row.shape[:2], grid[0] * grid[1])
+    maps = row.new_zeros(*row.shape[:2], math.prod(grid))
     maps[..., place[place > 0] - 1] = row[..., 0, place > 0]
-    size = (case.images.shape[2], case.images.shape[3])
+    size = case.images.shape[2:]
     return Result(enlarged(maps.unflatten(2, grid).transpose(0, 1), size))
 
 
@@ -173,7 +172,7 @@ def _in_proportion(node: Node, relevance: Tensor, axes: dict[Value, Axis]) -> Sh
     if len(node.inputs) == 1:
         return rule_for(node)(node, relevance)
     output = node.outputs[0]
-    if output not in axes:
+    if any(value not in axes for value in (output, *node.inputs)):
         raise UnsupportedOp(f"the images cannot be told apart at {node.where}; explain one image at a time")
     axis = 1 + axes[output].axis if axes[output].image.any() else 0  # one image: the sums are over everything
     others = tuple(i for i in range(1, relevance.dim()) if i != axis)

@@ -1,4 +1,4 @@
-"""Imports torchvision, timm and transformers, only when they are needed."""
+"""Imports torchvision, timm, transformers and open_clip, only when they are needed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from classlens.errors import ModelError
 from classlens.models._text import reason
 
+_EXTRAS = {"transformers": "hf"}  # where the extra has another name than the library
 _definitions: list[Any] = []  # an op disappears when the Library that defined it is garbage-collected
 
 
@@ -55,13 +56,23 @@ def import_transformers() -> ModuleType:
     return _import("transformers")
 
 
+@cache
+def import_open_clip() -> ModuleType:
+    """Import open_clip, which imports torchvision and needs the same workaround."""
+    if find_spec("open_clip"):
+        import_torchvision()
+    return _import("open_clip")
+
+
 def _import(library: str) -> ModuleType:
     try:
         return import_module(library)
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        raise ModelError(f"{library} is not installed: pip install 'classlens[{library}]'") from None
+        raise ModelError(
+            f"{library} is not installed: pip install 'classlens[{_EXTRAS.get(library, library)}]'"
+        ) from None
 
 
 def _define_missing_ops() -> None:

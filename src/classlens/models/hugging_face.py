@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face transformers, from a folder or by name. A folder needs no network access.
+"""Vision models of Hugging Face transformers, from a folder or by name. A folder needs no network access.
 
 >>> read_config("path/to/folder").id2label
 {0: 'cat', 1: 'dog'}
@@ -12,17 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import nn
 
-from classlens.errors import ClasslensError, ModelError
+from classlens.errors import ModelError
 from classlens.models._text import reason
 from classlens.models._torchvision import import_transformers
-from classlens.models.own import own_preprocess
+from classlens.models.own import equal_or_own, own_preprocess
 from classlens.models.preprocess import INTERPOLATIONS, Preprocess
+from classlens.models.towers import EmbedText, ImageTower, has_towers, text_embedder
 
-_LARGEST_DIFFERENCE = 4 / 255  # of two ways to resize the same image, in units of [0,1]
+_CLASSIFIER = "AutoModelForImageClassification"
+_KINDS = {  # the class that a checkpoint was saved from -> how transformers opens it
+    "ForImageClassification": _CLASSIFIER,
+    "ForObjectDetection": "AutoModelForObjectDetection",
+    "ForSemanticSegmentation": "AutoModelForSemanticSegmentation",
+    "ForUniversalSegmentation": "AutoModelForUniversalSegmentation",
+}
+_TOWERS = "AutoModel"
 
 
 def read_config(name: str) -> Any:
@@ -30,33 +36,62 @@ def read_config(name: str) -> Any:
     found = _opened(name, "AutoConfig")
     transformers = import_transformers()
     known = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    if type(found) not in known:
-        raise ModelError(f"hf:{name} is a {found.model_type} model, for which transformers has no image classifier")
+    if kind(found) == _CLASSIFIER and type(found) not in known:
+        raise ModelError(
+            f"hf:{name} is a {found.model_type} model, for which transformers has no image classifier; known are "
+            "classifiers, detectors, segmentation networks, and models of images and texts"
+        )
     return found
+
+
+def kind(config: Any) -> str:
+    """How transformers opens a checkpoint; without another hint, as a classifier."""
+    (saved, *_) = getattr(config, "architectures", None) or [""]
+    for ending, auto in _KINDS.items():
+        if saved.endswith(ending):
+            return auto
+    made_from = getattr(import_transformers(), saved, None) if saved else None
+    towers = made_from is not None and hasattr(made_from, "get_image_features") and hasattr(config, "text_config")
+    return _TOWERS if towers else _CLASSIFIER
+
+
+def has_texts(config: Any) -> bool:
+    """Whether it is a model of images and texts."""
+    return kind(config) == _TOWERS
 
 
 def build(config: Any, num_classes: int | None = None) -> nn.Module:
     """The network with random weights."""
     if num_classes is not None:
         config = type(config).from_dict(config.to_dict() | {"num_labels": num_classes})
-    model: nn.Module = import_transformers().AutoModelForImageClassification.from_config(config)
-    return model
+    return _as_network(getattr(import_transformers(), kind(config)).from_config(config))
 
 
-def published(name: str) -> nn.Module:
+def published(name: str, config: Any) -> nn.Module:
     """The network with its weights; refuses a checkpoint that lacks some of them, such as a backbone without a head."""
-    model, loading = _opened(name, "AutoModelForImageClassification", output_loading_info=True)
+    model, loading = _opened(name, kind(config), output_loading_info=True)
     if missing := sorted(loading["missing_keys"]):
+        what = "image classifier" if kind(config) == _CLASSIFIER else f"{config.model_type} model"
         raise ModelError(
-            f"hf:{name} has no weights for {', '.join(missing[:3])}, so it is not a trained image classifier; "
-            "fine-tune it first"
+            f"hf:{name} has no weights for {', '.join(missing[:3])}, so it is not a trained {what}; fine-tune it first"
         )
-    network: nn.Module = model
-    return network
+    return _as_network(model)
+
+
+def _as_network(model: nn.Module) -> nn.Module:
+    return ImageTower(model) if has_towers(model) else model
+
+
+def texts(name: str, model: nn.Module) -> EmbedText:
+    """The text tower of a model of images and texts."""
+    assert isinstance(model, ImageTower)
+    return text_embedder(model, partial(_opened, name, "AutoTokenizer"))
 
 
 def labels(config: Any) -> tuple[str, ...] | None:
-    """The names of the classes; None if the configuration has only placeholders such as LABEL_0."""
+    """The names of the classes; None without any, or if the configuration has only placeholders such as LABEL_0."""
+    if has_texts(config):
+        return None
     found = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
     return None if all(label == f"LABEL_{i}" for i, label in enumerate(found)) else found
 
@@ -64,12 +99,7 @@ def labels(config: Any) -> tuple[str, ...] | None:
 def preprocessing(name: str) -> Preprocess:
     """The preprocessing of a model's processor: as a `Preprocess` if that computes the same, else the processor."""
     processor = _opened(name, "AutoImageProcessor")
-    own = own_preprocess(processor)
-    with contextlib.suppress(ClasslensError, TypeError, KeyError, AttributeError):
-        found = _read(processor)
-        if all(_same(found, own, size) for size in ((480, 360), (150, 210))):
-            return found
-    return own
+    return equal_or_own(partial(_read, processor), own_preprocess(processor))
 
 
 def _opened(name: str, kind: str, **options: Any) -> Any:
@@ -118,12 +148,3 @@ def _read(processor: Any) -> Preprocess:
 
 def _interpolation(resample: Any) -> str:
     return next(name for name, number in INTERPOLATIONS.items() if number == int(resample))
-
-
-def _same(found: Preprocess, own: Preprocess, size: tuple[int, int]) -> bool:
-    """Whether two preprocessings agree on a picture of gradients and edges, up to the rounding of their resizing."""
-    y, x = np.mgrid[0 : size[0], 0 : size[1]]
-    colours = np.stack([x * 255 // size[1], y * 255 // size[0], 255 * ((x // 40 + y // 40) % 2)], -1)
-    picture = Image.fromarray(colours.astype(np.uint8))
-    one, other = found(picture), own(picture)
-    return one.shape == other.shape and float((one - other).abs().max()) * max(found.std) <= _LARGEST_DIFFERENCE

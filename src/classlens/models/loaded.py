@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from classlens.errors import ImageError
 from classlens.models.own import own_preprocess
 from classlens.models.preprocess import Preprocess
+from classlens.models.towers import EmbedText, ImageTower, has_towers, own_tokenizer, text_embedder
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class LoadedModel:
     preprocess: Preprocess
     labels: tuple[str, ...] | None
     multilabel: bool = False  # an independent probability for each class (sigmoid); an image may show several classes
-    embed_text: Callable[[Sequence[str]], Tensor] | None = None  # texts -> (n,D), if images give (B,D)
+    embed_text: EmbedText | None = None  # texts -> (n,D), if images give (B,D)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", own_preprocess(self.preprocess))
+        if has_towers(self.model):  # CLIP as its library builds it
+            tower = ImageTower(self.model)
+            function = getattr(self.preprocess, "function", None)
+            object.__setattr__(self, "embed_text", text_embedder(tower, own_tokenizer(self.model, function)))
+            object.__setattr__(self, "model", tower)
 
 
 def described(
@@ -41,12 +47,15 @@ def described(
     """A network with the preprocessing and the labels that a user gives; without both, unchanged.
 
     >>> described(resnet, weights.transforms(), weights.meta["categories"])
+
+    Of a model of images and texts, it is the image tower, with the text tower beside it.
     """
-    if (preprocess is None and labels is None) or not isinstance(model, nn.Module | LoadedModel):
+    nothing = preprocess is None and labels is None and not has_towers(model)
+    if nothing or not isinstance(model, nn.Module | LoadedModel):
         return model
     if not isinstance(model, LoadedModel):
-        model = LoadedModel(type(model).__name__, model, own_preprocess(_unknown), None)
-    if preprocess is not None:
+        model = LoadedModel(type(model).__name__, model, own_preprocess(preprocess or _unknown), None)
+    elif preprocess is not None:
         model = replace(model, preprocess=own_preprocess(preprocess))
     return model if labels is None else replace(model, labels=tuple(labels))
 

@@ -39,7 +39,11 @@ KINDS: dict[str, ModelInfo] = {
     "torchvision:NAME": ModelInfo("a classifier of torchvision", install="pip install 'classlens[torchvision]'"),
     "timm:NAME": ModelInfo("a network of timm", install="pip install 'classlens[timm]'"),
     "hf:NAME_OR_FOLDER": ModelInfo(
-        "an image classifier of Hugging Face transformers", install="pip install 'classlens[hf]'"
+        "a classifier, detector, segmentation network or CLIP of Hugging Face transformers",
+        install="pip install 'classlens[hf]'",
+    ),
+    "open_clip:NAME_OR_FOLDER": ModelInfo(
+        "a model of images and texts of open_clip", install="pip install 'classlens[open_clip]'"
     ),
     "selfsup:NAME": ModelInfo(
         f"a network trained without labels, from the project's checkpoint: {', '.join(FAMILIES)}",
@@ -118,7 +122,8 @@ def _from_architecture(name: str, source: Architecture, weights: str | os.PathLi
     else:
         model, other_classes = build_with_weights(source.build, weights)
         labels = labels if other_classes is None else None
-    return LoadedModel(name, model, source.preprocess(model), labels, source.multilabel)
+    texts = None if source.texts is None else source.texts(model)
+    return LoadedModel(name, model, source.preprocess(model), labels, source.multilabel, texts)
 
 
 def _from_function(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel:

@@ -16,13 +16,14 @@ from torch import nn
 
 from classlens.data.labels import imagenet
 from classlens.errors import ModelError
-from classlens.models import hugging_face
+from classlens.models import hugging_face, openclip
 from classlens.models import selfsup as families
 from classlens.models._text import nearest, reason
 from classlens.models._torchvision import import_timm, import_torchvision
 from classlens.models.checkpoint import build_with_weights
 from classlens.models.efficientnet_lite import VARIANTS, EfficientNetLite
 from classlens.models.preprocess import Preprocess
+from classlens.models.towers import EmbedText
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Architecture:
     labels: tuple[str, ...] | None  # of the default head
     read: Callable[[Path], nn.Module] | None = None  # -> the network in a file, if the file decides the architecture
     multilabel: bool = False  # an independent probability for each class (sigmoid)
+    texts: Callable[[nn.Module], EmbedText] | None = None  # -> its text tower, if it has one
 
 
 @dataclass(frozen=True)
@@ -158,19 +160,33 @@ def selfsup(name: str) -> Architecture:
 
 
 def hf(name: str) -> Architecture:
-    """An image classifier of Hugging Face transformers, by name or from a folder: `hf("path/to/folder")`."""
+    """A vision model of Hugging Face transformers, by name or from a folder: `hf("path/to/folder")`."""
     config = hugging_face.read_config(name)
     return Architecture(
         build=partial(hugging_face.build, config),
-        published=partial(hugging_face.published, name),
+        published=partial(hugging_face.published, name, config),
         preprocess=lambda model: hugging_face.preprocessing(name),
         labels=hugging_face.labels(config),
-        multilabel=config.problem_type == "multi_label_classification",
+        multilabel=getattr(config, "problem_type", None) == "multi_label_classification",
+        texts=partial(hugging_face.texts, name) if hugging_face.has_texts(config) else None,
+    )
+
+
+def open_clip(name: str) -> Architecture:
+    """A model of images and texts of open_clip, by name or from a folder: `open_clip("ViT-B-32/openai")`."""
+    openclip.check_name(name)
+    return Architecture(
+        build=lambda **_: openclip.build(name),
+        published=partial(openclip.published, name),
+        preprocess=openclip.preprocessing,
+        labels=None,
+        read=partial(openclip.with_weights, name),
+        texts=partial(openclip.texts, name),
     )
 
 
 LIBRARIES: dict[str, Callable[[str], Architecture]] = {
-    "torchvision": torchvision, "timm": timm, "hf": hf, "selfsup": selfsup,
+    "torchvision": torchvision, "timm": timm, "hf": hf, "open_clip": open_clip, "selfsup": selfsup,
 }  # fmt: skip
 
 

@@ -280,10 +280,45 @@ def test_trace_has_every_term_of_every_layer() -> None:
     convs = [t for t in e.trace if t.op == "conv2d"]
     assert [t.name for t in convs] == ["skip", "c3", "c2", "c1", "stem"]
     for layer in convs:
-        assert {"C", "A", "F_x", "F_dx", "M", "r", "Phi"} <= set(layer.terms)
+        assert {"C", "A", "F_x", "F_dx", "M", "r", "gradient", "Phi"} == set(layer.terms)
         c, r = layer.terms["C"], layer.terms["r"]
         assert torch.isfinite(c).all()
         assert c.shape == r.shape
+
+
+def test_trace_of_the_layer_that_reads_a_flattened_map() -> None:
+    e = classlens.explain(build("dense-head"), pictures(), 3, "agf-release", trace=True)
+    (layer,) = [t for t in e.trace if {"C", "M"} <= set(t.terms) and t.op == "linear"]
+    assert set(layer.terms) == {"C", "M", "gradient", "Phi"}
+    assert float(layer.terms["M"].max()) == pytest.approx(1, rel=1e-3)  # divided by its maximum
+
+
+def test_the_released_division_is_that_of_every_layer() -> None:
+    """1e-9 is added to every denominator; where weights are that small, most of the relevance is lost."""
+    torch.manual_seed(0)
+    thin = nn.Conv2d(4, 5, 1, bias=False)
+    thin.weight.data *= 1e-8
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), thin, nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4)
+    ).eval()
+    x = pictures(1)
+    found = {t.name: t.terms["Phi"] for t in classlens.explain(model, x, 3, "agf-release", trace=True).trace}
+    seen, w, r = model[:2](x), thin.weight.abs(), found["3"][0]
+    expected = seen * nn.functional.conv_transpose2d(r / (nn.functional.conv2d(seen, w) + 1e-9), w)
+    assert torch.allclose(found["2"][0], expected.detach(), rtol=1e-4, atol=1e-12)
+    assert abs(expected.sum()) < 0.9 * abs(r.sum())
+
+
+def test_a_stride_over_two_positions_is_smoothed_too() -> None:
+    """A stride of 2 reads one of four positions; the others get relevance by smoothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 8, 8), nn.Softplus(), nn.Conv2d(4, 5, 1, 2), nn.Softplus(), nn.Flatten(), nn.Linear(5, 4)
+    ).eval()
+    e = classlens.explain(model, pictures(size=(16, 16)), 3, trace=True)
+    (layer,) = [t for t in e.trace if t.name == "2"]
+    assert (layer.terms["Phi"] != 0).all()
+    assert (layer.terms["C"][..., 1:, :] == 0).all()
 
 
 def test_equal_logits_are_refused_with_the_image_named() -> None:
@@ -333,16 +368,17 @@ def test_a_network_of_one_output_is_explained(name: str) -> None:
 class Patches(nn.Module):
     """A transformer block on 16-pixel patches with a class token; `windows` cuts the images up along the batch."""
 
-    def __init__(self, windows: bool = False) -> None:
+    def __init__(self, windows: bool = False, token: bool = True) -> None:
         super().__init__()
         self.embed, self.token = nn.Conv2d(3, 8, 16, 16), nn.Parameter(torch.randn(1, 1, 8))
         self.norm, self.up, self.down, self.head = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 4)
-        self.windows = windows
+        self.windows, self.has_token = windows, token
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.embed(x).flatten(2).mT
-        with_class = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1)
-        tokens = tokens.reshape(-1, 8, 8) if self.windows else with_class
+        if self.has_token:
+            tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1)
+        tokens = tokens.reshape(-1, 8, 8) if self.windows else tokens
         tokens = tokens + self.down(torch.relu(self.up(self.norm(tokens))))
         return self.head(tokens.reshape(len(x), -1, 8).mean(1))
 
@@ -384,7 +420,14 @@ def test_residual_on_tokens_is_the_one_on_a_feature_map() -> None:
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6 * float(theirs.abs().max()))
 
 
-def test_windows_are_no_patch_grid() -> None:
+@pytest.mark.parametrize("images", [1, 2])
+def test_windows_give_the_map_of_the_whole_grid(images: int) -> None:
+    """Where the layers read each patch alone, cutting the grid into windows changes nothing."""
     torch.manual_seed(0)
-    found = classlens.explain(Patches(windows=True).eval(), torch.randn(2, 3, 64, 64), 0, "agf")
-    assert any("relevance stream alone" in note for note in found.report.notes)
+    whole = Patches(windows=False, token=False).eval()
+    cut = Patches(windows=True, token=False).eval()
+    cut.load_state_dict(whole.state_dict())
+    x = torch.randn(images, 3, 64, 64)
+    ours, theirs = (classlens.explain(m, x, [[0, 1]] * images, "agf") for m in (cut, whole))
+    assert not ours.report.notes
+    assert torch.allclose(ours.maps, theirs.maps, rtol=1e-4, atol=1e-6 * float(theirs.maps.abs().max()))

@@ -36,6 +36,13 @@ def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
     assert (single - exact).norm() / exact.norm() < 1e-4
 
 
+def test_features_that_hardly_differ_factorise_to_almost_nothing() -> None:
+    """Rounding errors must not look like a foreground: the residual is scaled to a magnitude afterwards."""
+    y, phi = 1 + 0.001 * random(1, 256, 7, 7).abs(), random(1, 1, 1, 7, 7, seed=1)
+    assert agf.factorised(y, phi, RELEASE).max() < 1e-8
+    assert agf.factorised(y.float(), phi.float(), RELEASE).max() < 1e-8
+
+
 def test_features_that_are_all_zero_factorise_to_zero() -> None:
     assert torch.equal(
         agf.factorised(torch.zeros(1, 3, 2, 2), random(1, 1, 1, 2, 2).float(), RELEASE).sum(), torch.tensor(0.0)

@@ -36,7 +36,14 @@ _PRODUCTS = of_kind(Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION)
 _BY_STRIDE = {"as_strided", "as_strided_scatter"}
 
 # Indices are stored once along each axis on which they do not change: (B, 1, h, w) for a feature map (B, C, h, w).
-Fresh = Callable[[torch.Size], Tensor]  # the indices of a feature map (B, C, ...) of whole images
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """What is counted: images, or places."""
+
+    fresh: Callable[[torch.Size], Tensor]  # the indices of a feature map (B, C, ...) of whole images
+    merged: Callable[[Tensor], Tensor | None]  # where a linear layer reads several entries; None: they do not mix
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -64,6 +71,13 @@ class Axis:
         found: Tensor = rows.index_select(1, order).unflatten(1, (images, -1))
         return found
 
+    def restored(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        """(K, *shape): the inverse of `first`, whose axes after the images may have been flattened."""
+        others = [size for axis, size in enumerate(shape) if axis != self.axis]
+        rows = rows.reshape(len(rows), shape[self.axis], *others)
+        order = self.image.argsort(stable=True).argsort().to(rows.device)
+        return rows.index_select(1, order).movedim(1, 1 + self.axis)
+
 
 def image_index(tape: Tape) -> dict[Value, Axis]:
     """The images of each value; a value whose entries mix images, or for which this is unknown, is missing."""
@@ -76,7 +90,8 @@ def image_index(tape: Tape) -> dict[Value, Axis]:
     def fresh(shape: torch.Size) -> Tensor:
         return numbers.reshape(-1, *[1] * (len(shape) - 1))
 
-    axes = {value: _axis_of(index, value.shape) for value, index in _followed(tape, fresh, _filled).items()}
+    numbering = Numbering(fresh, lambda index: None)
+    axes = {value: _axis_of(index, value.shape) for value, index in _followed(tape, numbering, _filled).items()}
     return {value: axis for value, axis in axes.items() if axis is not None}
 
 
@@ -103,21 +118,21 @@ def _filled(index: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ following the tape
 
 
-def _followed(tape: Tape, fresh: Fresh, finish: Callable[[Tensor], Tensor]) -> dict[Value, Tensor]:
+def _followed(tape: Tape, numbering: Numbering, finish: Callable[[Tensor], Tensor]) -> dict[Value, Tensor]:
     """The indices of each value: those of the image, or of the last feature map, moved along."""
-    found = {tape.image: fresh(tape.image.shape)}
+    found = {tape.image: numbering.fresh(tape.image.shape)}
     with torch.no_grad():
         for node in tape.nodes:
             known = [found.get(value) for value in node.inputs]
             if all(index is None for index in known):
                 continue
-            for value, index in zip(node.outputs, _through(node, known, tape, fresh), strict=True):
+            for value, index in zip(node.outputs, _through(node, known, tape, numbering), strict=True):
                 if index is not None and _fits(index.shape, value.shape):
                     found[value] = finish(index) if node.op in _MOVES else index
     return found
 
 
-def _through(node: Node, known: list[Tensor | None], tape: Tape, fresh: Fresh) -> Sequence[Tensor | None]:
+def _through(node: Node, known: list[Tensor | None], tape: Tape, numbering: Numbering) -> Sequence[Tensor | None]:
     """The indices of a node's outputs."""
     out = node.outputs[0].shape
     if node.op in _COPIES:
@@ -128,11 +143,13 @@ def _through(node: Node, known: list[Tensor | None], tape: Tape, fresh: Fresh) -
         return _moved(node, known)
     if node.op in _POOLS:
         whole = len(out) > 2 and out[0] == node.inputs[0].shape[0] == tape.image.shape[0]
-        return [fresh(out) if whole else _of_first_axis(known[0], out), *[None] * (len(node.outputs) - 1)]
+        return [numbering.fresh(out) if whole else _of_first_axis(known[0], out), *[None] * (len(node.outputs) - 1)]
     if node.op in _UNIT_BY_UNIT:
         return [_broadcast(known, out)]
     if node.op in _REDUCTIONS:
         return [_reduced(node, known[0]), *[None] * (len(node.outputs) - 1)]
+    if node.op == "linear" and known[0] is not None and known[0].shape[-1] > 1:  # it reads several places
+        known = [numbering.merged(known[0]), *known[1:]]
     index = _at_rows(node, known, out)
     if index is None and node.op not in _PRODUCTS:  # an operation on a batch keeps it
         index = _of_first_axis(known[0], out)
@@ -263,40 +280,77 @@ def _thin(index: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------- places
 
+Grid = tuple[int, ...]  # the number of places along each axis
+
 
 @dataclass(frozen=True, eq=False)
 class Places:
     """The place of each entry of a value on the grid of a feature map of whole images."""
 
-    grid: tuple[int, int]
+    grid: Grid
     index: Tensor  # 1 to h*w, of a shape that broadcasts to the value's; 0: no place, such as a class token
 
     def on_grid(self, share: Tensor, axis: Axis, images: int) -> Tensor:
         """Relevance (K, *shape), summed over channels, heads and windows: (K, images, h, w)."""
-        height, width = self.grid
         index = self.index.expand(share.shape[1:])[None]
         places = axis.first(index, images)[0].flatten(1).long()  # (images, entries)
         values = axis.first(share, images).flatten(2)
-        found = values.new_zeros(*values.shape[:2], height * width + 1)
+        found = values.new_zeros(*values.shape[:2], math.prod(self.grid) + 1)
         found.scatter_add_(2, places.expand(values.shape), values)
-        on_grid: Tensor = found[..., 1:].unflatten(2, (height, width))
+        on_grid: Tensor = found[..., 1:].unflatten(2, self.grid)
         return on_grid
 
 
 def place_index(tape: Tape) -> dict[Value, Places]:
     """The places of each value that was computed place by place from a feature map (B, C, h, w).
 
-    Attention computes each token from all others; its output belongs to the place of the query.
+    Attention computes each token from all others; its output belongs to the place of the query. A linear layer that
+    reads 2 x 2 neighbours at once makes a coarser grid.
     """
-    grids: dict[int, tuple[int, int]] = {}
+    grids: dict[int, Grid] = {}
+    axes = len(tape.image.shape) - 2
 
     def fresh(shape: torch.Size) -> Tensor:
-        count = math.prod(shape[2:])
-        if len(shape) == 4:
-            grids[count] = (shape[2], shape[3])
+        count = math.prod(shape[2:]) if len(shape) - 2 == axes else 0  # a convolution over channels has no places
+        if count:
+            grids[count] = tuple(shape[2:])
         index = torch.arange(1.0, count + 1, dtype=torch.float32, device=tape.image.tensor.device)
-        return index.reshape(1, 1, *shape[2:])
+        return index.reshape(1, 1, *shape[2:]) if count else index.new_zeros([1] * len(shape))
 
-    found = _followed(tape, fresh, lambda index: index)
+    def merged(index: Tensor) -> Tensor | None:
+        grid = grids.get(int(index.max()))
+        coarser = None if grid is None else _coarser(index, grid)
+        if coarser is None:
+            return None
+        sizes, numbers = coarser
+        fresh(torch.Size([1, 1, *sizes]))
+        return numbers
+
+    found = _followed(tape, Numbering(fresh, merged), lambda index: index)
     last = {value: grids.get(int(index.max())) for value, index in found.items() if index.numel()}
     return {value: Places(grid, found[value]) for value, grid in last.items() if grid is not None}
+
+
+def _coarser(index: Tensor, grid: Grid) -> tuple[Grid, Tensor] | None:
+    """Blocks of places, each read by one row (..., C) of a linear layer: the grid of blocks, and the block of each row.
+
+    None if a row reads anything else than a whole block, or if the blocks do not cover the grid once.
+    """
+    rows = index.flatten(0, -2).long()  # (rows, C)
+    if not bool((rows > 0).all()):
+        return None
+    at = torch.stack(torch.unravel_index(rows - 1, grid))  # (axes, rows, C)
+    low, high = at.amin(2), at.amax(2)  # (axes, rows)
+    block = (high - low)[:, 0] + 1
+    sizes = [size // side for size, side in zip(grid, block.tolist(), strict=True)]
+    number = torch.zeros_like(low[0])
+    for axis, size in enumerate(sizes):
+        number = number * size + low[axis] // block[axis]
+    ordered = rows.sort(1).values
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
+    whole = bool((distinct == block.prod()).all())
+    aligned = bool((low % block[:, None] == 0).all()) and bool((high - low + 1 == block[:, None]).all())
+    once = torch.equal(number.sort().values, torch.arange(math.prod(sizes), device=number.device))
+    if math.prod(sizes) < 2 or not (whole and aligned and once):
+        return None
+    return tuple(sizes), (number + 1.0).reshape(*index.shape[:-1], 1).float()

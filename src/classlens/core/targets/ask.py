@@ -40,7 +40,12 @@ def ask(
 
     `taped` records it as a method needs it. `recorded` is the tape of an earlier pass, for classes.
     """
-    rows = questions_in(targets, len(batch))
+    rows = questions_in(targets, len(batch), functions=models.embed_text is not None)
+    if rows is None and models.embed_text is not None:
+        raise TargetError(
+            "this model embeds images and texts and has no classes; ask with --text, classlens.text(...) or "
+            "classlens.like(...)"
+        )
     tape, whole = recorded, True
     if rows is None and tape is None:
         tape, whole = (record(network, batch, output), True) if taped is None else taped(output)

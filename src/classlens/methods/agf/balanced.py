@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, folded
+from classlens.core.capture import Grid, Node, folded
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Shares
 from classlens.core.rules.linear import LinearMap, boxed, by_blocks, linear_map, output_stride
@@ -27,7 +27,7 @@ from classlens.core.rules.pools import MAX_POOLS, over_window
 from classlens.core.rules.propagate import Ledger, Rule, propagate, rule_for
 from classlens.methods.agf import terms
 from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
-from classlens.methods.layers import as_map, first_layers, head_layers, over_places, patch_layers
+from classlens.methods.layers import Tokens, first_layers, head_layers, token_layers
 from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
 
@@ -38,8 +38,6 @@ SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
 RESIDUAL = 0.2, 1.0  # lambda, the magnitude of the residual relative to P, with many and with few layers; in between,
 FEW_LAYERS = 6.0  # (6 / number of layers with a residual)^2, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
-
-Grid = tuple[int, ...]
 
 
 @method(
@@ -57,12 +55,15 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
     tape = folded(case.tape)
     options = terms.read_options(without, only, residual, TERMS)
     first, head = first_layers(tape), head_layers(tape)
-    grids = _grids(tape, [node for node in tape.nodes if node not in first and node not in head])
+    inside = [node for node in tape.nodes if node not in first and node not in head]
+    tokens = token_layers(tape, inside)
+    grids = {node: tuple(node.inputs[0].shape[2:]) for node in inside if node.op == convolution(tape)}
+    grids |= {node: found.places.grid for node, found in tokens.items()}
     deep = {n for n, grid in grids.items() if output_stride(grid, case.images.shape[2:]) >= RESIDUAL_FROM_STRIDE}
     weight = residual_weight(len(deep)) if options.has_residual else 0.0
     score = SCORE_OF_LABEL if case.multilabel else SCORE
     streams = open_streams(case, tape, head, deep if weight else (), score)
-    rules = Balanced(streams, options, first, grids, deep, weight)
+    rules = Balanced(streams, options, first, grids, tokens, deep, weight)
     sweep = propagate(tape, streams.start, rules.choose, ledger=streams.ledger, watch=streams.watch, done=streams.done)
     if not deep and only is None:
         sweep.notes.append(
@@ -73,12 +74,6 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
         coarse = terms.coarse(rules.seen.values(), case.images.shape[2:])
         sweep.relevance = terms.with_coarse(sweep.relevance, coarse)
     return streams.result(sweep, sweep.relevance)
-
-
-def _grids(tape: Tape, nodes: list[Node]) -> dict[Node, Grid]:
-    """The layers that read a feature map or patches of an image, and the number of positions along each axis."""
-    op = convolution(tape)
-    return {n: tuple(n.inputs[0].shape[2:]) for n in nodes if n.op == op} | patch_layers(tape, nodes)
 
 
 def residual_weight(layers: int) -> float:
@@ -99,6 +94,7 @@ class Balanced:
     options: terms.Options
     first: set[Node]  # layers that read the image
     grids: dict[Node, Grid]  # layers between image and head with spatial positions
+    tokens: dict[Node, Tokens]  # those of them that read tokens
     deep: set[Node]  # the layers in `grids` that get the residual
     weight: float  # lambda
     seen: dict[Grid, Tensor] = field(default_factory=dict)  # by resolution, the deep layers' relevance (K,B,h,w)
@@ -159,21 +155,21 @@ class Balanced:
     def with_residual(self, node: Node, c: Tensor, phi: Tensor) -> Tensor:
         """phi + lambda q. On a patch grid, a token is a position."""
         x, gradient = node.inputs[0].tensor, self.streams.gradient(node)
-        tokens = x.dim() == 3  # (B,tokens,C)
+        tokens = self.tokens.get(node)
         if tokens:
-            x, gradient, c, phi = map(as_map, (x, gradient, c, phi))
+            x, gradient, c, phi = tokens.as_map(x[None])[0], *map(tokens.as_map, (gradient, c, phi))
         residual = terms.residual(x, gradient, c, terms.BALANCED, self.options)
         if not tokens:
             self.streams.note(node, **residual.named(), gradient=gradient)
         found = terms.balanced_residual(residual.q, phi, self.weight)
-        return found[..., 0].mT if tokens else found
+        return tokens.restored(found) if tokens else found
 
     def see(self, node: Node, share: Tensor) -> None:
         """Add a layer's relevance over positions to that of the other layers of its resolution."""
-        if node.inputs[0].shape[0] != self.streams.ledger.images:
-            return  # it reads windows, stacked along the batch axis, not whole images
+        if node not in self.tokens and node.inputs[0].shape[0] != self.streams.ledger.images:
+            return  # a convolution over pieces of images, stacked along the batch axis
         grid = self.grids[node]
-        places = over_places(share, grid)
+        places = self.tokens[node].on_grid(share) if node in self.tokens else share.sum(2)
         self.seen[grid] = self.seen[grid] + places if grid in self.seen else places
 
     def elsewhere(self, node: Node, relevance: Tensor) -> Shares:

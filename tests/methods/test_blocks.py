@@ -1,0 +1,256 @@
+"""Attention as it is found on a tape: its weights and their gradients by autograd, blocks and projections by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.core.capture import Tape, record
+from classlens.errors import MethodError
+from classlens.methods.blocks import block_inputs, find_attentions, last_output, one_grid, projections
+from steps import Does
+
+Do = Callable[[Tensor], Tensor]
+IMAGES = torch.randn(2, 4, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # six places
+MASK = torch.eye(6, dtype=torch.bool) | (torch.arange(36).reshape(6, 6) % 3 == 0)
+BIAS = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(6, 6)
+
+
+def tokens(x: Tensor) -> Tensor:
+    return x.flatten(2).mT
+
+
+def recorded(do: Do, x: Tensor = IMAGES) -> Tape:
+    return record(Does(do).eval(), x)
+
+
+def same(s: Tensor) -> Tensor:
+    return s
+
+
+# Each: what the scores and the weights go through, and the weights that follow.
+WAYS: dict[str, tuple[Do, Do, Do]] = {
+    "plain": (same, same, same),
+    "times a number": (lambda s: 0.5 * s, same, lambda s: 0.5 * s),
+    "divided": (lambda s: s / 2, same, lambda s: s / 2),
+    "with a bias": (lambda s: s + BIAS, same, lambda s: s + BIAS),
+    "masked": (lambda s: s.masked_fill(~MASK, -1e9), same, lambda s: torch.where(MASK, s, -1e9)),
+    "chosen": (lambda s: torch.where(MASK, s, -1e9), same, lambda s: torch.where(MASK, s, -1e9)),
+    "reshaped": (lambda s: s.reshape(2, 1, 6, 6), lambda a: a.reshape(2, 6, 6), same),
+    "copied": (lambda s: s.clone(), lambda a: a.contiguous(), same),
+    "dropped out": (same, lambda a: F.dropout(a, 0.5, training=False), same),
+    "scaled twice": (lambda s: s * 2 + BIAS, lambda a: F.dropout(a * 1.0, 0.5, False), lambda s: s * 2 + BIAS),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_attention_that_is_written_out(name: str) -> None:
+    before, after, expected = WAYS[name]
+
+    def do(x: Tensor) -> Tensor:
+        t = tokens(x)
+        return after(before(t @ t.mT).softmax(-1)) @ t
+
+    (found,) = find_attentions(recorded(do))
+    t = tokens(IMAGES)
+    assert found.node.op == "softmax"
+    assert torch.allclose(found.weights, expected(t @ t.mT).softmax(-1)[:, None])
+    assert found.keys is not None
+    assert found.keys.grid == (2, 3)
+
+
+OTHERS: dict[str, Do] = {
+    "over channels": lambda x: tokens(x).softmax(-1) @ tokens(x).mT,
+    "over queries": lambda x: (t := tokens(x), (t @ t.mT).softmax(1) @ t)[1],
+    "not multiplied": lambda x: (t := tokens(x), (t @ t.mT).softmax(-1) + 1)[1],
+    "of one key": lambda x: (t := tokens(x), (t @ t[:, :1].mT).softmax(-1) @ t[:, :1])[1],
+    "of a matrix": lambda x: (t := x.flatten(1), (t @ t.T).softmax(-1) @ t)[1],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_softmaxes_are_no_attention(name: str) -> None:
+    assert find_attentions(recorded(OTHERS[name])) == []
+
+
+def test_the_axis_of_a_softmax_may_be_counted_from_the_front() -> None:
+    t = tokens(IMAGES)
+    (found,) = find_attentions(recorded(lambda x: (t := tokens(x), (t @ t.mT).softmax(2) @ t)[1]))
+    assert torch.allclose(found.weights, (t @ t.mT).softmax(-1)[:, None])
+
+
+FORMS: dict[str, Callable[[Tensor, nn.MultiheadAttention], Tensor]] = {
+    "fused": lambda t, _: F.scaled_dot_product_attention(t[:, None], 2 * t[:, None], 3 * t[:, None])[:, 0],
+    "groups": lambda t, _: F.scaled_dot_product_attention(
+        heads(t), heads(t)[:, :1], heads(3 * t)[:, 1:], enable_gqa=True
+    ).transpose(1, 2).flatten(2),
+    "written out": lambda t, _: (t @ t.mT).softmax(-1) @ (3 * t),
+    "torch's layer": lambda t, layer: layer(t, 2 * t, 3 * t, need_weights=False)[0],
+    "torch's layer, tokens first": lambda t, layer: layer(
+        *(n * t.transpose(0, 1) for n in (1, 2, 3)), need_weights=False
+    )[0].transpose(0, 1),
+}  # fmt: skip
+
+
+def heads(t: Tensor) -> Tensor:
+    return t.unflatten(2, (2, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_at_the_weights_is_autograds(form: str, count: int) -> None:
+    """What attention gives is linear in its weights: a small change of one weight changes the score by its gradient."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, batch_first="first" not in form).double().eval()
+    tape = recorded(lambda x: FORMS[form](tokens(x), layer), IMAGES[:count])
+    (found,) = find_attentions(tape)
+    cotangent = torch.randn(3, *tape.output.shape).double()
+    gradient = found.gradient(tape.gradients(cotangent, [found.output])[found.output])
+    assert found.weights.shape == gradient.shape[1:] == (count, found.weights.shape[1], 6, 6)
+    assert torch.allclose(found.weights.sum(-1), torch.ones(()).double())
+    if form in ("fused", "written out"):
+        slow = cotangent @ (3 * tokens(IMAGES[:count])).mT
+        assert torch.allclose(gradient[:, :, 0], slow)
+    elif form == "groups":
+        slow = cotangent.unflatten(3, (2, 2)).transpose(2, 3) @ (3 * heads(tokens(IMAGES[:count]))[:, 1:]).mT
+        assert torch.allclose(gradient, slow)
+    else:
+        values = F.linear(3 * tokens(IMAGES[:count]), layer.in_proj_weight[8:], layer.in_proj_bias[8:])
+        slow = heads_of(cotangent @ layer.out_proj.weight) @ heads(values).mT
+        assert torch.allclose(gradient, slow.detach())
+
+
+def heads_of(t: Tensor) -> Tensor:
+    """(K,B,tokens,channels) -> (K,B,heads,tokens,channels of a head)."""
+    return t.unflatten(3, (2, 2)).transpose(2, 3)
+
+
+def one_row(x: Tensor) -> Tensor:
+    """The tokens of all pictures as those of one."""
+    return tokens(x).flatten(0, 1)[None]
+
+
+BETWEEN: dict[str, Callable[[Tensor, nn.MultiheadAttention], Tensor]] = {
+    "fused": lambda t, _: F.scaled_dot_product_attention(t, t, t),
+    "written out": lambda t, _: (t @ t.mT).softmax(-1) @ t,
+    "torch's layer": lambda t, layer: layer(t, t, t, need_weights=False)[0],
+}
+
+
+@pytest.mark.parametrize("form", BETWEEN)
+def test_attention_between_images_is_refused(form: str) -> None:
+    """No map of a single picture can be read from weights between the tokens of two. One picture alone is fine."""
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).double().eval()
+
+    def mixed(x: Tensor) -> Tensor:
+        return BETWEEN[form](one_row(x), layer)[0].unflatten(0, (len(x), 6)).mean(1)
+
+    with pytest.raises(MethodError, match=r"cannot be told apart at \S+ .*explain one image at a time"):
+        find_attentions(recorded(mixed))
+    (found,) = find_attentions(recorded(mixed, IMAGES[:1]))
+    assert found.weights.shape[-2:] == (6, 6)
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+
+
+class Block(nn.Module):
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.after, self.fused = nn.LayerNorm(4), nn.Linear(4, 4), after, False
+        self.q, self.k, self.v, self.out = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.after else self.norm(x)
+        q, k, v = self.q(y), self.k(y), self.v(y)
+        seen = F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT / 2).softmax(-1) @ v
+        x = x + self.out(seen.contiguous())
+        return self.norm(x + self.mlp(x)) if self.after else x + self.mlp(self.norm(x)).relu()
+
+
+class Net(nn.Module):
+    """Two blocks; norms before or after."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.patch, self.first, self.second, self.head = (
+            nn.Conv2d(3, 4, 2, 2),
+            Block(after),
+            Block(after),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = tokens(self.patch(x))
+        return self.head(self.second(self.first(x)).mean(1))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_blocks_and_their_projections(after: bool) -> None:
+    torch.manual_seed(0)
+    tape = record(Net(after).double().eval(), torch.randn(2, 3, 4, 6).double())
+    found = find_attentions(tape)
+    inputs = block_inputs(tape, found)
+    sources = [tape.producer[value] for value in inputs]
+    assert [node.module for node in sources] == (["", "first.norm"] if after else ["", "first"])
+    assert last_output(tape, inputs[0]) is next(n for n in reversed(tape.nodes) if n.op == "add").outputs[0]
+    names = {node.module for node in projections(tape, found)}
+    assert names == {f"{block}.{name}" for block in ("first", "second") for name in "qkv"} | {"first.out", "second.out"}
+
+
+def test_attnlrp_does_not_depend_on_how_attention_is_written() -> None:
+    """Also where queries, keys and values have layers of their own: none of them gets the gamma rule."""
+    torch.manual_seed(0)
+    model, x = Net(False).double().eval(), torch.randn(2, 3, 4, 6).double()
+    written = classlens.explain(model, x, 1, "attnlrp").maps
+    model.first.fused = model.second.fused = True
+    assert torch.allclose(classlens.explain(model, x, 1, "attnlrp").maps, written, rtol=1e-8)
+
+
+def test_a_network_of_blocks_without_sums_has_no_block_inputs() -> None:
+    tape = recorded(lambda x: (t := tokens(x), F.scaled_dot_product_attention(t, t, t).mean(1))[1])
+    found = find_attentions(tape)
+    assert block_inputs(tape, found) == []
+    assert last_output(tape, tape.image) is tape.image
+
+
+# ------------------------------------------------------------------------------------------------------------ one grid
+
+
+def attended(q: Tensor, t: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, t, t)
+
+
+def test_all_blocks_must_have_the_same_tokens() -> None:
+    def fewer(x: Tensor) -> Tensor:
+        t = tokens(x)
+        t = attended(t, t)[:, :4]
+        return attended(t, t)
+
+    tape = recorded(fewer)
+    with pytest.raises(MethodError, match="has 4 queries and 4 keys after 6 tokens; use attnlrp or agf"):
+        one_grid(find_attentions(tape), "a method")
+
+
+def test_only_the_last_block_may_pool() -> None:
+    query = torch.ones(2, 1, 4).double()
+    last = recorded(lambda x: (t := tokens(x), attended(query, attended(t, t)))[1])
+    assert one_grid(find_attentions(last), "a method") == (2, 3)
+    first = recorded(lambda x: (t := tokens(x), attended(attended(query, t).expand_as(t), t))[1])
+    with pytest.raises(MethodError, match="has 1 queries and 6 keys after 6 tokens"):
+        one_grid(find_attentions(first), "a method")
+    more = recorded(lambda x: (t := tokens(x), attended(torch.cat([t, t], 1), t))[1])
+    with pytest.raises(MethodError, match="has 12 queries and 6 keys after 6 tokens"):
+        one_grid(find_attentions(more), "a method")
+
+
+def test_tokens_in_no_order_are_refused() -> None:
+    mix = torch.ones(6, 6).double()
+    tape = recorded(lambda x: (t := mix @ tokens(x), attended(t, t))[1])
+    with pytest.raises(MethodError, match="or they are in no order that can be read; use attnlrp or agf"):
+        one_grid(find_attentions(tape), "a method")

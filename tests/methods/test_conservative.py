@@ -1,0 +1,281 @@
+"""The altered backward pass, rule by rule, against autograd of the same network with its constants detached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.core.capture import record
+from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods.blocks import find_attentions
+from classlens.methods.conservative import Altered, bias_at, gamma_back
+from steps import Does
+
+Do = Callable[[Tensor], Tensor]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def altered(do: Do, x: Tensor, start: Tensor, stabiliser: float = 0.0) -> Tensor:
+    """The altered gradient of a function, for one class."""
+    tape = record(Does(do).eval(), x)
+    return Altered(tape, stabiliser=stabiliser, found=find_attentions(tape)).run(start[None])[0]
+
+
+def same(do: Do, detached: Do, x: Tensor) -> bool:
+    """Whether the altered gradient of a function is autograd's gradient of the other."""
+    leaf = x.clone().requires_grad_()
+    out = detached(leaf)
+    assert torch.allclose(out, do(x))  # what is detached changes no value
+    start = random(*out.shape, seed=9)
+    (expected,) = torch.autograd.grad(out, leaf, start)
+    return torch.allclose(altered(do, x, start), expected, rtol=1e-9, atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------- normalisations
+
+X, W, B = random(2, 4, 6), random(6, seed=1), random(6, seed=2)
+
+
+def normed(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    """A layer norm whose standard deviation is a constant."""
+    centred = x - x.mean(axes, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps).detach()
+
+
+def rooted(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps).detach()
+
+
+NORMS: dict[str, tuple[Do, Do]] = {
+    "layer": (lambda x: F.layer_norm(x, (6,), W, B), lambda x: normed(x, (-1,), 1e-5) * W + B),
+    "layer without weights": (lambda x: F.layer_norm(x, (6,)), lambda x: normed(x, (-1,), 1e-5)),
+    "layer over two axes": (lambda x: F.layer_norm(x, (4, 6), eps=0.5), lambda x: normed(x, (-2, -1), 0.5)),
+    "rms": (lambda x: F.rms_norm(x, (6,), W, eps=0.3), lambda x: rooted(x, 0.3) * W),
+    "rms of small values": (lambda x: F.rms_norm(1e-8 * x, (6,)), lambda x: rooted(1e-8 * x, 2.0**-52)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_deviation_of_a_norm_is_a_constant(name: str) -> None:
+    assert same(*NORMS[name], X)
+
+
+def by_group(x: Tensor, groups: int, eps: float) -> Tensor:
+    parts = x.unflatten(1, (groups, -1))
+    return normed(parts, tuple(range(2, parts.dim())), eps).flatten(1, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 3, 2)])
+def test_the_deviation_of_a_group_is_a_constant(shape: tuple[int, ...]) -> None:
+    wide = [6] + [1] * (len(shape) - 2)
+    weight, bias, x = W.reshape(wide), B.reshape(wide), random(*shape)
+    assert same(lambda x: F.group_norm(x, 3, W, B, eps=0.2), lambda x: by_group(x, 3, 0.2) * weight + bias, x)
+    assert same(lambda x: F.group_norm(x, 2), lambda x: by_group(x, 2, 1e-5), x)
+
+
+# ------------------------------------------------------------------------------------------------ activations, products
+
+
+@pytest.mark.parametrize("activation", [F.gelu, F.relu, F.silu, torch.tanh])
+def test_the_gate_of_an_activation_is_a_constant(activation: Do) -> None:
+    x = random(2, 5)
+    assert same(activation, lambda x: x * (activation(x) / x).detach(), x)
+
+
+def test_at_0_the_gate_of_an_activation_is_its_slope() -> None:
+    x, start = torch.tensor([[0.0, 2.0]]).double(), torch.tensor([[3.0, 3.0]]).double()
+    for activation, slope in ((F.silu, 0.5), (torch.tanh, 1.0), (F.relu, 0.0)):
+        gate = torch.tensor([[slope, float(activation(x)[0, 1]) / 2]]).double()
+        assert torch.allclose(altered(activation, x, start), start * gate)
+
+
+def test_a_stabiliser_is_added_below() -> None:
+    x, start = random(2, 5), random(2, 5, seed=1)
+    assert torch.allclose(altered(F.gelu, x, start, 0.5), start * F.gelu(x) / (x + 0.5))
+
+
+def half(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """A product of which each factor gets half of the gradient."""
+    return product((a + a.detach()) / 2, b.detach()) + product(a.detach(), (b - b.detach()) / 2)
+
+
+def gated(x: Tensor) -> Tensor:
+    """A sigmoid whose quotient by its input is a constant."""
+    return x * (torch.sigmoid(x) / x).detach()
+
+
+PRODUCTS: dict[str, tuple[Do, Do]] = {
+    "gate first": (lambda x: torch.sigmoid(x[:, :1]) * x[:, 1:], lambda x: torch.sigmoid(x[:, :1]).detach() * x[:, 1:]),
+    "gate last": (lambda x: x[:, 1:] * torch.sigmoid(x[:, :1]), lambda x: x[:, 1:] * torch.sigmoid(x[:, :1]).detach()),
+    "two gates": (
+        lambda x: torch.sigmoid(x[:, 1:]) * torch.sigmoid(2 * x[:, :1]),
+        lambda x: half(torch.mul, gated(x[:, 1:]), gated(2 * x[:, :1])),
+    ),
+    "two signals": (lambda x: x[:, 1:] * x[:, :1], lambda x: half(torch.mul, x[:, 1:], x[:, :1])),
+    "two matrices": (lambda x: x @ x.mT, lambda x: half(torch.matmul, x, x.mT)),
+    "a constant": (lambda x: 3 * x, lambda x: 3 * x),
+    "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
+    "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
+    "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
+}
+MIX = random(3, 3, seed=3)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_gate_is_a_constant_and_signals_get_half(name: str) -> None:
+    assert same(*PRODUCTS[name], random(2, 4, 3))
+
+
+def test_a_part_that_is_overwritten_gets_nothing_from_there() -> None:
+    def do(x: Tensor) -> Tensor:
+        y = 2 * x
+        y[:, :2].copy_(x[:, 2:])
+        return y
+
+    assert same(do, lambda x: torch.cat([x[:, 2:], 2 * x[:, 2:]], 1), random(2, 4, 3))
+
+
+def test_a_second_output_has_no_rule() -> None:
+    with pytest.raises(UnsupportedOp, match=r"no rule for std_mean .*of which a later output is used"):
+        altered(lambda x: torch.std_mean(x, 2)[1], random(2, 4, 3), random(2, 4, seed=1))
+
+
+# ----------------------------------------------------------------------------------------------------------- attention
+
+T = random(2, 4, 5, 3)  # (images, heads, tokens, channels)
+FUSED = F.scaled_dot_product_attention
+
+
+def weights(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT * 3**-0.5).softmax(-1).detach()
+
+
+ATTENTION: dict[str, tuple[Do, Do]] = {
+    "fused": (lambda x: FUSED(x, 2 * x, x.flip(2)), lambda x: weights(x, 2 * x) @ x.flip(2)),
+    "groups": (
+        lambda x: FUSED(x, x[:, :2], 3 * x[:, 2:], enable_gqa=True),
+        lambda x: weights(x, x[:, [0, 0, 1, 1]]) @ (3 * x[:, [2, 2, 3, 3]]),
+    ),
+    "heads that share": (lambda x: FUSED(x, x, x[:, :1]), lambda x: weights(x, x) @ x[:, :1]),
+    "written out": (
+        lambda x: ((x @ (2 * x).mT * 3**-0.5).softmax(-1)) @ x.flip(2),
+        lambda x: weights(x, 2 * x) @ x.flip(2),
+    ),
+    "scaled afterwards": (
+        lambda x: (0.5 * (x @ x.mT * 3**-0.5).softmax(-1)).flatten(0, 1) @ x.flatten(0, 1),
+        lambda x: (0.5 * weights(x, x)).flatten(0, 1) @ x.flatten(0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_the_weights_of_attention_are_constants(name: str) -> None:
+    assert same(*ATTENTION[name], T)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_torchs_attention_layer_with_constant_weights(bias: bool) -> None:
+    """Values that are also queries or keys get their share once, and get it as values."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(6, 2, bias=bias, batch_first=True).double().eval()
+    x = random(2, 5, 6)
+
+    def detached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.no_grad():
+            _, a = layer(q, k, v, average_attn_weights=False)
+        w, b = layer.in_proj_weight.chunk(3)[2], layer.in_proj_bias.chunk(3)[2] if bias else None
+        return layer.out_proj((a @ F.linear(v, w, b).unflatten(2, (2, 3)).transpose(1, 2)).transpose(1, 2).flatten(2))
+
+    assert same(lambda x: layer(x, x, x, need_weights=False)[0], lambda x: detached(x, x, x), x)
+    assert same(lambda x: layer(2 * x, x, x)[0], lambda x: detached(2 * x, x, x), x)
+    assert same(lambda x: layer(x, 2 * x, 3 * x)[0], lambda x: detached(x, 2 * x, 3 * x), x)
+    assert same(lambda x: layer(y := 2 * x, 3 * x, y)[0], lambda x: detached(2 * x, 3 * x, 2 * x), x)
+
+
+def test_learnt_values_are_refused() -> None:
+    x, layer = random(1, 4, 4), nn.MultiheadAttention(4, 2).double().eval()
+    values = random(1, 4, 4, seed=1)
+    for do in (lambda x: FUSED(x, x, values), lambda x: layer(x, x, values, need_weights=False)[0]):
+        with pytest.raises(UnsupportedOp, match="no rule for attention whose values do not depend on the image"):
+            altered(do, x, values)
+
+
+# ----------------------------------------------------------------------------------------------------------- gamma rule
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gamma_by_hand(bias: bool) -> None:
+    """R = g y goes back by z = x w, those of the output's sign 1 + gamma times; then it is divided by x."""
+    torch.manual_seed(0)
+    layer, x, g = nn.Linear(5, 4, bias).double().eval(), random(1, 5), random(1, 1, 4, seed=1)
+    x[0, 2] = 0.0
+    tape = record(layer, x)
+    (found,) = gamma_back(tape.nodes[-1], g, 0.7)
+    y, expected = layer(x)[0], torch.zeros(5).double()
+    for i in range(4):
+        z = x[0] * layer.weight[i]
+        constant = layer.bias[i] if bias else torch.zeros(()).double()
+        more = [part + 0.7 * part * (part.sign() == y[i].sign()) for part in (z, constant)]
+        expected += more[0] / (more[0].sum() + more[1]) * g[0, 0, i] * y[i]
+    on = x[0] != 0
+    assert 0 < (y > 0).sum() < 4  # both signs are tried
+    assert torch.allclose(found[0, 0, on], (expected / x[0])[on].detach(), rtol=1e-4)
+    assert (found[0, 0, ~on] == 0).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ libragrad
+
+
+class Plain(nn.Module):
+    """Patches as tokens, one block of attention around a skip connection, a mean, a head."""
+
+    def __init__(self, biases: bool, norm: Do) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 6, 4, 4, bias=biases), nn.Linear(6, 3, bias=biases)
+        self.attend, self.norm = nn.MultiheadAttention(6, 2, bias=biases, batch_first=True), norm
+        if biases:
+            nn.init.normal_(self.attend.in_proj_bias)
+            nn.init.normal_(self.attend.out_proj.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).mT
+        y = self.norm(x)
+        x = x + self.attend(y, y, y, need_weights=False)[0]
+        return self.head(x).mean(1)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_libragrad_adds_up_to_the_logit(biases: bool) -> None:
+    """Input times gradient of the only block, plus the shares of biases, also of those inside of torch's layer."""
+    torch.manual_seed(0)
+    norm = NORMS["layer" if biases else "layer without weights"][0]
+    e = classlens.explain(Plain(biases, norm).double().eval(), random(2, 3, 8, 12), [[0, 2], [0, 2]], "libragrad")
+    assert torch.allclose(F.avg_pool2d(e.maps, 4).sum((2, 3)), e.logits[:, [0, 2]].double())
+
+
+def test_the_constant_that_a_layer_adds() -> None:
+    x, bias = random(2, 6, 3, 2), random(6, seed=1)
+    kernel, dense = random(6, 6, 1, 1, seed=2), random(6, 2, seed=3)
+    for do in (
+        lambda b: lambda x: F.conv2d(x, kernel, b), lambda b: lambda x: F.linear(x, dense, b),
+        lambda b: lambda x: F.group_norm(x, 2, W, b), lambda b: lambda x: F.layer_norm(x.movedim(1, -1), (6,), W, b),
+    ):  # fmt: skip
+        found = bias_at(record(Does(do(bias)).eval(), x).nodes[-1])
+        added = do(bias)(x) - do(None)(x)
+        assert torch.allclose(found.expand_as(added), added)
+        assert bias_at(record(Does(do(None)).eval(), x).nodes[-1]) is None
+    assert bias_at(record(Does(lambda x: x + 1).eval(), x).nodes[-1]) is None
+
+
+def test_a_block_that_is_not_there() -> None:
+    model, x = Plain(True, NORMS["layer"][0]).double().eval(), random(1, 3, 8, 12)
+    with pytest.raises(MethodError, match=r"start=1 is not possible; 1 blocks with a skip connection were found"):
+        classlens.explain(model, x, 0, "libragrad", start=1)

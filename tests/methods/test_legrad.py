@@ -1,0 +1,82 @@
+"""LeGrad: what it refuses, because it could not classify a block's tokens or put them in their places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.errors import MethodError
+
+
+class Net(nn.Module):
+    """Two blocks of attention; `kind` says what is unusual."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch, self.head, self.kind = nn.Conv2d(3, 4, 2, 2), nn.Linear(4, 3), kind
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.patch(x).flatten(2).mT
+        t = first.flip(1) if self.kind == "flipped" else first
+        for layer in self.layers:
+            y = layer(t)
+            seen = F.scaled_dot_product_attention(y, y, y)
+            t = seen if self.kind == "no sums" else t + seen
+            t = t[:, 1:] if self.kind == "fewer" else t
+        beside = self.head(first.mean(1)) if self.kind == "beside" else 0
+        return self.head(t.mean(1)) + beside
+
+
+X = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def explained(kind: str, **options: int) -> Tensor:
+    return classlens.explain(Net(kind).double().eval(), X, 1, "legrad", **options).maps
+
+
+def slow(model: Net, last: int) -> Tensor:
+    """By autograd: the score of the mean token of a block's output, differentiated at the block's attention."""
+    t, maps = model.patch(X).flatten(2).mT, []
+    for layer in model.layers:
+        y = layer(t)
+        a = (y @ y.mT / 2).softmax(-1)
+        t = t + a @ y
+        score = model.head(t.mean(1))[:, 1].sum()
+        (gradient,) = torch.autograd.grad(score, a, retain_graph=True)
+        maps.append(gradient.clamp(min=0).mean(1).unflatten(1, (2, 3)))
+    return F.interpolate(torch.stack(maps[-last:]).sum(0)[:, None], X.shape[2:], mode="bilinear", align_corners=False)
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_legrad_by_autograd(last: int) -> None:
+    expected = slow(Net().double(), last).detach()
+    assert torch.allclose(explained("", last=last), expected)
+    if last == 2:
+        assert torch.allclose(explained(""), expected)  # the default
+        assert torch.allclose(explained("", last=0), expected)  # all
+
+
+def test_patches_in_another_order_are_put_in_their_places() -> None:
+    assert torch.allclose(explained("flipped"), explained(""))
+
+
+@pytest.mark.parametrize("kind", ["fewer", "no sums"])
+def test_blocks_that_differ_are_refused(kind: str) -> None:
+    with pytest.raises(MethodError, match="all blocks must have the same tokens; this network's blocks differ"):
+        explained(kind)
+
+
+def test_a_head_that_reads_other_values_too_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"legrad cannot classify the tokens of a block: add .* reads other values"):
+        explained("beside")
+
+
+@pytest.mark.parametrize("last", [-1, 3])
+def test_blocks_that_are_not_there(last: int) -> None:
+    with pytest.raises(MethodError, match=f"last={last} is not possible; this network has 2 blocks with attention"):
+        explained("", last=last)

@@ -1,0 +1,108 @@
+"""Products of attention: the flow of tokens by hand, the rows that are read, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import classlens
+from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods.rollout import halved, positive_mean, rows_read, through_attention, with_identity
+
+FUSED = F.scaled_dot_product_attention
+
+
+class Tokens(nn.Module):
+    """Patches as tokens, a function of them, their mean, a head."""
+
+    def __init__(self, do: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch, self.do, self.head = nn.Conv2d(3, 4, 2, 2), do, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.do(self.patch(x).flatten(2).mT).mean(1))
+
+
+def model(do: Callable[[Tensor], Tensor]) -> nn.Module:
+    return Tokens(do).double().eval()
+
+
+X = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_rows_sum_to_1_with_the_identity() -> None:
+    attention = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
+    assert torch.allclose(halved(attention), torch.tensor([[0.6, 0.4], [0.3, 0.7]]))
+    pools = torch.tensor([[0.25, 0.75]])  # one query: it is none of the tokens, so nothing flows past
+    assert torch.equal(halved(pools), pools)
+    assert torch.equal(with_identity(pools), pools)
+
+
+def test_the_positive_part_is_taken_for_each_head() -> None:
+    gradient = torch.tensor([2.0, -3.0]).reshape(1, 1, 2, 1, 1)  # two heads
+    assert positive_mean(gradient, torch.tensor(0.5)).flatten().tolist() == [0.5]  # (1 + 0) / 2
+
+
+def test_rows_that_are_read_have_equal_weights() -> None:
+    gradient = torch.zeros(1, 2, 3, 4, 5)  # one class, two images, three heads, four queries, five keys
+    gradient[0, 0, 2, 1, 4] = -1e-9
+    gradient[0, 0, 0, 3, 0] = 7.0
+    expected = torch.tensor([[0, 0.5, 0, 0.5], [0.25, 0.25, 0.25, 0.25]])  # without any gradient: all rows
+    assert torch.equal(rows_read(gradient)[0], expected)
+
+
+def test_relevance_of_attention_by_hand() -> None:
+    """Half of the relevance of A v goes to either factor, in proportion; half of A's goes on to q and k each."""
+    q, k, v, weights, r = (
+        torch.rand(1, 1, 3, size, generator=torch.Generator().manual_seed(size)).double() for size in (2, 2, 2, 3, 2)
+    )
+    r_weights, r_q, r_k, r_v = through_attention(q, k, v, weights, r[None])
+    slow_w, slow_v = torch.zeros(3, 3).double(), torch.zeros(3, 2).double()
+    for i in range(3):
+        for c in range(2):
+            z = weights[0, 0, i] * v[0, 0, :, c]
+            slow_w[i] += z / z.sum() * r[0, 0, i, c] / 2
+            slow_v[:, c] += z / z.sum() * r[0, 0, i, c] / 2
+    assert torch.allclose(r_weights[0, 0, 0], slow_w, rtol=1e-6)
+    assert torch.allclose(r_v[0, 0, 0], slow_v, rtol=1e-6)
+    assert torch.allclose(r_q.sum(), slow_w.sum() / 2, rtol=1e-6)
+    assert torch.allclose(r_k.sum(), slow_w.sum() / 2, rtol=1e-6)
+    assert not torch.allclose(r_q[0, 0, 0], r_k[0, 0, 0])
+
+
+@pytest.mark.parametrize("start", [-1, 2])
+def test_a_block_that_is_not_there(start: int) -> None:
+    two = model(lambda t: FUSED(t, t, t) + FUSED(2 * t, t, t))
+    for method in ("attention-rollout", "transformer-attribution"):
+        with pytest.raises(MethodError, match=f"start={start} is not possible; this network has 2 blocks"):
+            classlens.explain(two, X, 0, method, start=start)
+
+
+def test_heads_that_share_keys_are_refused() -> None:
+    def groups(t: Tensor) -> Tensor:
+        h = t.unflatten(2, (2, 2)).transpose(1, 2)
+        return FUSED(h, h[:, :1], h[:, :1], enable_gqa=True).transpose(1, 2).flatten(2)
+
+    with pytest.raises(UnsupportedOp, match="transformer-attribution has no rule for heads that share keys"):
+        classlens.explain(model(groups), X, 0, "transformer-attribution")
+    assert classlens.explain(model(groups), X, 0, "generic-attention").maps.std() > 0
+
+
+def test_weights_that_are_the_output_are_refused() -> None:
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).double().eval()
+
+    def weights_alone(t: Tensor) -> Tensor:
+        return layer(t, t, t)[1] @ t
+
+    with pytest.raises(UnsupportedOp, match=r"transformer-attribution needs the output of .*, not only its weights"):
+        classlens.explain(model(weights_alone), X, 0, "transformer-attribution")
+
+
+def test_a_sum_in_which_images_mix_is_refused() -> None:
+    with pytest.raises(UnsupportedOp, match=r"the images cannot be told apart at add .*explain one image at a time"):
+        classlens.explain(model(lambda t: FUSED(t, t, t) + t.mean(0, keepdim=True)), X, 0, "transformer-attribution")
