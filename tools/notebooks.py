@@ -32,7 +32,8 @@ def smaller(output: dict[str, Any]) -> dict[str, Any]:
 
         picture = Image.open(io.BytesIO(base64.b64decode(data.pop("image/png")))).convert("RGB")
         buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=82, optimize=True)
+        picture.thumbnail((900, 4000))
+        picture.save(buffer, "JPEG", quality=75, optimize=True)
         data = {"image/jpeg": base64.b64encode(buffer.getvalue()).decode(), "text/plain": data.get("text/plain", "")}
     return {**output, **({"data": data, "metadata": {}} if data else {})}
 

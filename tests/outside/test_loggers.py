@@ -97,12 +97,13 @@ def test_the_callback_logs_to_wandb_and_mlflow(tmp_path, monkeypatch):
     from classlens.interop.lightning import MapLogger
 
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    wandb = loggers.WandbLogger(project="maps", offline=True, save_dir=str(tmp_path))
+    run = pytest.importorskip("wandb").init(project="maps", mode="offline", dir=str(tmp_path))
+    wandb = loggers.WandbLogger(experiment=run)
     mlflow = loggers.MLFlowLogger(
         tracking_uri=f"sqlite:///{tmp_path}/runs.db", artifact_location=str(tmp_path / "files")
     )
     train(tmp_path, [MapLogger(IMAGES, 1)], [wandb, mlflow], epochs=2)
+    run.finish()
     assert len(list(Path(tmp_path).rglob("classlens_*.png"))) == 2
     assert len(list((tmp_path / "files").rglob("*.png"))) == 2
 

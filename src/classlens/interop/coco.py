@@ -71,7 +71,8 @@ def write_coco(
 
     A mask is the smallest part that holds `share` of the evidence for its class; a map without any has no mask.
     """
-    where, images, annotations, maps = Path(folder), [], [], {}
+    where, images, annotations = Path(folder), list[dict[str, Any]](), list[dict[str, Any]]()
+    maps: dict[str, Any] = {}
     categories: dict[int | str, tuple[int, str]] = {}  # by index: two classes may have the same name
     for explanation, row in _rows([explanations] if isinstance(explanations, Explanation) else explanations):
         image, (height, width) = len(images) + 1, explanation.maps.shape[-2:]

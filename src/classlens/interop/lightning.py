@@ -26,7 +26,7 @@ else:
             raise ClasslensError("Lightning is not installed: pip install lightning") from None
 
 
-class MapLogger(Callback):
+class MapLogger(Callback):  # type: ignore[misc, unused-ignore]
     """Logs maps of `images` after every `every` epochs; `how` is passed to `classlens.explain`, with `scale`.
 
     The network is the LightningModule itself, or its attribute `network`, as in `MapLogger(images, network="net")`.
