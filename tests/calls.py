@@ -146,7 +146,6 @@ for _by_hand in ("rpow", "rmatmul"):
 ROWS = numbers(4)
 DROPOUTS = "dropout", "alpha_dropout", "feature_alpha_dropout"
 _NORM = {"running_mean": ROWS, "running_var": ROWS}
-_ATTENTION = (4, 2, numbers(12, 4), numbers(12), None, None, False, 0.0, numbers(4, 4), numbers(4))
 
 # Calls that no pattern covers: (operation, what arguments() must say, the call).
 BY_HAND: list[tuple[str, dict[str, Any], Call]] = [
@@ -199,11 +198,6 @@ BY_HAND: list[tuple[str, dict[str, Any], Call]] = [
         _NORM | {"weight": None},
         lambda x: torch.batch_norm(x, None, None, ROWS, ROWS, False, 0.1, 1e-5, False),
     ),
-    (
-        "multi_head_attention_forward",
-        {"num_heads": 2, "bias_k": None},
-        lambda x: F.multi_head_attention_forward(*[x[0, :, :, :4]] * 3, *_ATTENTION, need_weights=True)[0],
-    ),
     ("pad", {"pad": (1, 0), "value": 0.0}, lambda x: torch.constant_pad_nd(x, (1, 0), 0.0)),
     ("max", {"other": numbers(2, 4, 6, 6)}, lambda x: torch.max(x, numbers(2, 4, 6, 6))),
     ("max", {}, lambda x: x.max()),
@@ -221,8 +215,9 @@ BY_HAND: list[tuple[str, dict[str, Any], Call]] = [
     ("split", {"split_size_or_sections": [1, 3], "dim": 1}, lambda x: x.split_with_sizes([1, 3], 1)),
     ("split", {"split_size_or_sections": 2, "dim": 1}, lambda x: torch.tensor_split(x, 2, dim=1)),
     ("split", {"split_size_or_sections": (1, 2), "dim": 1}, lambda x: x.tensor_split((1, 2), 1)),
-    ("matmul", {"other": numbers(6, 3)}, lambda x: x[0, 0] @ numbers(6, 3)),
-    ("matmul", {"other": numbers(6, 3)}, lambda x: x[0, 0].mm(mat2=numbers(6, 3))),
+    ("linear", {"weight": numbers(6, 3).mT}, lambda x: x @ numbers(6, 3)),
+    ("linear", {"weight": numbers(6, 3).mT}, lambda x: x.mm(mat2=numbers(6, 3))),
+    ("linear", {"weight": numbers(6, 3).mT, "bias": numbers(3)}, lambda x: torch.addmm(numbers(3), x, numbers(6, 3))),
     ("matmul", {"other": numbers(6)}, lambda x: torch.mv(x[0, 0], vec=numbers(6))),
     ("bitwise_not", {}, lambda x: ~(x > 0)),
 ]

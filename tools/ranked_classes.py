@@ -14,8 +14,7 @@ from pathlib import Path
 from textwrap import fill
 
 import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.axes import Axes
+from drawing import draw
 from PIL import Image
 
 import classlens
@@ -34,20 +33,6 @@ def images(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Image.
         pets = members("pets", model.labels and tuple(model.labels), len(logits))
         if int(logits.argmax()) in pets:
             yield picture, likeliest(logits, pets)
-
-
-def draw(place: Axes, pixels: np.ndarray, head: str = "", below: str = "") -> None:
-    """One image, without a frame."""
-    place.axis("on")
-    place.imshow(pixels)
-    place.set_xticks([])
-    place.set_yticks([])
-    for edge in place.spines.values():
-        edge.set_visible(False)
-    if head:
-        place.set_title(head, fontsize=8, pad=3)
-    if below:
-        place.set_xlabel(below, fontsize=6.5, labelpad=2)
 
 
 def main() -> None:

@@ -15,45 +15,37 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from PIL import Image
+from drawing import draw
 
 import classlens
 from classlens import render
-from classlens.data.layouts import Dataset, open_dataset
+from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.data.masks import IGNORE
 from classlens.errors import TargetError
 
 METHODS = ("agf", "gradcam", "lrp", "clrp", "agf-release")
 
 
-def scenes(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Image.Image, list[int]]]:
-    """Pictures and their two classes."""
+def scenes(data: Dataset, model: classlens.LoadedModel) -> Iterator[tuple[Item, list[int]]]:
+    """The pictures, with their two classes."""
     for item in data.select(None, seed=0, half="B"):
         there = [int(value) - 1 for value in np.unique(data.mask(item)) if value not in (0, IGNORE)]
         if len(there) != 2:
             continue
-        picture = data.picture(item)
         try:
-            found = classlens.explain(model, picture, classlens.above(0.5), "random").targets[0].tolist()
+            found = classlens.explain(model, data.picture(item), classlens.above(0.5), "random").targets[0].tolist()
         except TargetError:  # no class is above the threshold
             continue
         if sorted(found) == sorted(there):
-            yield picture, there
+            yield item, there
 
 
-def draw(place: Axes, pixels: np.ndarray, head: str = "", side: str = "") -> None:
-    """One picture, without a frame."""
-    place.axis("on")
-    place.imshow(pixels)
-    place.set_xticks([])
-    place.set_yticks([])
-    for edge in place.spines.values():
-        edge.set_visible(False)
-    if head:
-        place.set_title(head, fontsize=8, pad=3)
-    if side:
-        place.set_ylabel(side, fontsize=8, labelpad=2)
+def taken(found: Iterator[tuple[Item, list[int]]], count: int, model: str) -> list[tuple[Item, list[int]]]:
+    """The first of them."""
+    first = list(islice(found, count))
+    if len(first) < count:
+        raise SystemExit(f"only {len(first)} pictures show two classes that {model} finds; give a smaller --count")
+    return first
 
 
 def main() -> None:
@@ -64,12 +56,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=8)
     options = parser.parse_args()
-    model = classlens.load(options.model)
-    taken = list(islice(scenes(open_dataset(options.data), model), options.count))
-    if len(taken) < options.count:
-        raise SystemExit(
-            f"only {len(taken)} pictures show two classes that {options.model} finds; give a smaller --count"
-        )
+    model, data = classlens.load(options.model), open_dataset(options.data)
+    chosen = taken(scenes(data, model), options.count, options.model)
     rows, width = -(-options.count // 2) * 2, len(METHODS) + 2  # two scenes side by side with a gap, a row a class
     spaces = {"wspace": 0.04, "hspace": 0.06, "left": 0.02, "right": 0.998, "top": 0.965, "bottom": 0.004}
     columns = ([1.0] * (width - 1) + [0.18]) * 2
@@ -79,7 +67,8 @@ def main() -> None:
     )  # fmt: skip
     for place in places.flat:
         place.axis("off")
-    for index, (picture, classes) in enumerate(taken):
+    for index, (item, classes) in enumerate(chosen):
+        picture = data.picture(item)
         top, left = 2 * (index // 2), width * (index % 2)
         for column, method in enumerate(METHODS, 1):
             e = classlens.explain(model, picture, [classes], method)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.errors import MethodError
 from classlens.methods import METHODS
+from classlens.methods.rollout import gained
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "transformers"
 SIZES = {"sq": (32, 32), "ns": (64, 48)}
@@ -213,6 +214,31 @@ def test_the_rows_that_a_mean_reads() -> None:
     slow = (flows[2] @ flows[1] @ flows[0]).mean(1)[:, 1:].unflatten(1, (4, 4))
     found = classlens.explain(model, x, targets, "attention-rollout").maps
     assert far(found[:, :1], on_grid(slow[:, None].detach())) < 1e-10
+
+
+def test_under_a_mean_the_class_is_seen() -> None:
+    """The mean of the rows of I is the same for every patch. If attention's part is small, nothing else was seen."""
+    torch.manual_seed(0)
+    model, x, targets = golden("sq", "written out", "mean")
+    with torch.no_grad():
+        model.head.weight.mul_(1e-6)
+    for method in ("generic-attention", "transformer-attribution"):
+        found = classlens.explain(model, x, targets, method).maps
+        assert (found.amin((2, 3)) < 0.7 * found.amax((2, 3))).all()  # with I, the ratio was 1 - 1e-6
+        single = classlens.explain(model.float(), x.float(), targets, method).maps  # no digit is lost
+        model.double()
+        assert far(single.double(), found) < 1e-2
+
+
+def test_what_a_mean_gains_is_the_product_without_the_identity() -> None:
+    flows = [torch.rand(1, 1, 5, 5, dtype=torch.float64) for _ in range(3)]
+    read = torch.full((1, 1, 5), 0.2, dtype=torch.float64)
+    eye = torch.eye(5, dtype=torch.float64)
+    whole = (eye + flows[2]) @ (eye + flows[1]) @ (eye + flows[0])
+    assert torch.allclose(gained(read, flows), read[..., None, :] @ (whole - eye))
+    pooling = torch.rand(1, 1, 1, 5, dtype=torch.float64)  # the last attention pools the tokens: no identity
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    assert torch.allclose(gained(one, [*flows, pooling]), pooling @ whole)
 
 
 class Pools(nn.Module):

@@ -142,7 +142,6 @@ _TABLE = (
     *_rows(Kind.DIVISION, "rdiv=rtruediv", parameters=_BINARY,
            unruled="a constant divided by a live value is larger where the value is smaller"),
     *_rows(Kind.ATTENTION, "scaled_dot_product_attention"),
-    *_rows(Kind.ATTENTION, "multi_head_attention_forward", several=True),
     *_rows(Kind.COMPARISON, "gt=greater ge=greater_equal lt=less le=less_equal eq ne=not_equal bitwise_not=invert",
            unruled="no relevance reaches a truth value"),
     *_rows(Kind.CREATION, """new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like

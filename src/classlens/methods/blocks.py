@@ -1,6 +1,6 @@
 """Attention, found on the tape: its weights, the places of its tokens, and the blocks of a transformer.
 
-Attention may be written as one fused operation, as torch's own layer, or as softmax between two products:
+Attention may be written as one fused operation, or as softmax between two products:
 
     >>> [found.node.op for found in attentions(tape)]
     ['scaled_dot_product_attention', 'scaled_dot_product_attention', 'softmax']
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from classlens.core.capture import Axis, Grid, Node, Places, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
-from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
+from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.errors import MethodError
 
 _PRODUCTS = of_kind(Kind.PRODUCT) - {"mul"}
@@ -28,7 +28,7 @@ _ADDITIONS = of_kind(Kind.ADDITION)
 class Attention:
     """One attention of a recorded network. Windows of an image count as heads of it."""
 
-    node: Node  # the fused operation, torch's layer, or the softmax
+    node: Node  # the fused operation, or the softmax
     weights: Tensor  # (B, heads, queries, keys)
     keys: Places | None  # the places of the keys; None: unknown
     axis: Axis  # where the images are in its weights, as it lays them out
@@ -46,10 +46,6 @@ class Attention:
         """
         if self.node.op == "softmax":
             return self.by_head(at_output)
-        if self.node.op == "multi_head_attention_forward":
-            parts = layer_parts(self.node)
-            at_output = parts.by_head(at_output @ parts.out_weight)
-            return self.by_head(at_output @ parts.values.mT)
         values = repeated_heads(self.node, _tensor(self.node.arguments()["value"]))
         return self.by_head(at_output @ values.mT)
 
@@ -81,15 +77,11 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
         weights, keys = output.tensor, places.get(output) if _square(output.tensor) else None
     elif node.op == "scaled_dot_product_attention":
         weights, keys = fused_weights(node), _places_of(node, places)
-    elif node.op == "multi_head_attention_forward":
-        weights, keys = layer_parts(node).weights, _places_of(node, places)
     else:
         return None
     axis = images.get(output)
     if axis is None or (count > 1 and axis.axis in _token_axes(node)):
         raise MethodError(f"the images cannot be told apart at {node.where}; explain one image at a time")
-    if node.op == "multi_head_attention_forward":  # its weights have the images first, whatever its output has
-        axis = Axis(0, axis.image if count > 1 else axis.image.new_zeros(len(weights)))
     one = Attention(node, weights, keys, axis, count)
     return replace(one, weights=one.by_head(weights[None])[0])
 
@@ -97,7 +89,7 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
 def _token_axes(node: Node) -> tuple[int, ...]:
     """The axes of an output on which only tokens of one image may lie: attention would mix images there."""
     axes = len(node.outputs[0].shape)
-    return (0, axes - 1) if node.op == "multi_head_attention_forward" else (axes - 2, axes - 1)
+    return axes - 2, axes - 1
 
 
 def _square(weights: Tensor) -> bool:

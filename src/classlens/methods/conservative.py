@@ -6,6 +6,7 @@ gate of an activation are constants: what is left of the network is piecewise li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from classlens.core.capture import Grid, Node, Tape, Value, image_index, place_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
-from classlens.core.rules.attention import fused_weights, layer_parts, repeated_heads
+from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.core.rules.generic import Shares, transported, unbroadcast
 from classlens.core.rules.linear import linear_map, only
 from classlens.core.rules.products import looks_like_gate
@@ -139,19 +140,6 @@ def _fused_back(node: Node, gradient: Tensor) -> Shares:
     return only(node, value, unbroadcast(share, value.shape))
 
 
-def _layer_back(node: Node, gradients: Sequence[Tensor | None]) -> Shares:
-    value, gradient = node.arguments()["value"], gradients[0]
-    if gradient is None or not isinstance(value, Value):
-        raise UnsupportedOp(f"no rule for attention whose values do not depend on the image ({node.where})")
-    parts = layer_parts(node)
-    seen = parts.by_head(gradient @ parts.out_weight)
-    # A value may be several arguments; the last of them is the value.
-    shares: list[Tensor | None] = [None] * len(node.inputs)
-    at = len(node.inputs) - 1 - node.inputs[::-1].index(value)
-    shares[at] = parts.merged(parts.weights.mT @ seen) @ parts.value_weight
-    return shares
-
-
 def _multiplied(node: Node, gradient: Tensor) -> Shares:
     """A gate is a constant; two plain signals share the product, so each gets half of the gradient."""
     a, b = node.inputs
@@ -164,8 +152,7 @@ def _multiplied(node: Node, gradient: Tensor) -> Shares:
 
 _RULES: dict[str, Callable[[Node, Any], Shares]] = {
     "layer_norm": normalised_back, "rms_norm": normalised_back, "group_norm": grouped_back,
-    "scaled_dot_product_attention": _fused_back, "multi_head_attention_forward": _layer_back,
-    "as_strided_scatter": pasted,
+    "scaled_dot_product_attention": _fused_back, "as_strided_scatter": pasted,
 }  # fmt: skip
 
 
@@ -221,25 +208,11 @@ def libragrad(case: Case, start: int = 0) -> Result:
     begins = next(i for i, node in enumerate(tape.nodes) if blocks[start] in node.outputs)
     nodes = tape.nodes[begins + 1 :]
     biases = {node.outputs[0]: bias for node in nodes if (bias := bias_at(node)) is not None}
-    layers = [node for node in nodes if node.op == "multi_head_attention_forward"]
     altered = Altered(tape, found=found)
-    altered.run(case.directions(), [*blocks, *biases, *(node.outputs[0] for node in layers)])
+    altered.run(case.directions(), [*blocks, *biases])
     shares = [(value, altered.at[value] * value.tensor) for value in blocks[start:] if value in altered.at]
     shares += [(value, altered.at[value] * bias) for value, bias in biases.items() if value in altered.at]
-    for node in layers:
-        shares += layer_biases(node, altered.at[node.outputs[0]]) if node.outputs[0] in altered.at else []
     return _on_image(case, shares)
-
-
-def layer_biases(node: Node, gradient: Tensor) -> list[tuple[Value, Tensor]]:
-    """The shares of the biases inside torch's attention layer: of the values and of the output."""
-    named, parts, found = node.arguments(), layer_parts(node), []
-    if named["in_proj_bias"] is not None and isinstance(named["value"], Value):
-        at_values = parts.merged(parts.weights.mT @ parts.by_head(gradient @ parts.out_weight))
-        found.append((named["value"], at_values * named["in_proj_bias"].detach().chunk(3)[2]))
-    if named["out_proj_bias"] is not None:
-        found.append((node.outputs[0], gradient * named["out_proj_bias"].detach()))
-    return found
 
 
 def bias_at(node: Node) -> Tensor | None:
@@ -254,16 +227,28 @@ def bias_at(node: Node) -> Tensor | None:
     return constant if node.op == "layer_norm" else constant.reshape(wide)
 
 
+def _is_pooled(value: Value) -> bool:
+    """Whether a value holds one position for each image: (B,C), (B,C,1,1), (B,1,C)."""
+    return len(value.shape) <= 2 or math.prod(value.shape[2:]) == 1 or math.prod(value.shape[1:-1]) == 1
+
+
 def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:
-    """Shares (K, *shape), each on the grid of its tokens, enlarged and added. What has no place is left out."""
+    """Shares (K, *shape), each on the grid of its tokens, enlarged and added. A pooled value has no place."""
     images, places = image_index(case.tape), place_index(case.tape)
     size = case.images.shape[2:]
     by_grid: dict[Grid, Tensor] = {}
     for value, share in shares:
-        if value in places and value in images:
-            where = places[value]
+        where = places.get(value)
+        if _is_pooled(value) if where is None else math.prod(where.grid) == 1:
+            continue
+        if where is not None and value in images:
             at = where.on_grid(share, images[value], len(case.images))
             by_grid[where.grid] = by_grid[where.grid] + at if where.grid in by_grid else at
+        else:  # without it, the map would lack its share
+            raise MethodError(
+                f"the places of a value of shape {tuple(value.shape)} cannot be read, so its share cannot be drawn; "
+                "use attnlrp or agf"
+            )
     if not by_grid:
         raise MethodError("the tokens of this network are in no order on a grid that can be read; use attnlrp or agf")
     return Result(torch.stack([enlarged(maps.transpose(0, 1), size) for maps in by_grid.values()]).sum(0))

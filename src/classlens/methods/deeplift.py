@@ -22,6 +22,7 @@ from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value, record
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
+from classlens.core.rules.attention import by_argument, opened
 from classlens.core.rules.generic import Shares, divide, transported
 from classlens.core.rules.linear import linear_map, only
 from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
@@ -102,6 +103,8 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
         return only(node, layer.value, layer.adjoint(arrived, layer.weight))
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
         return [arrived * slope(node, twin)]
+    if node.op == "scaled_dot_product_attention":
+        return _through_attention(node, twin, arrived)
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
     if node.op in _MAXIMA | _MINIMA and outputs[0] is not None:
         return _extreme(node, twin, outputs)
@@ -129,6 +132,17 @@ def slope(node: Node, twin: Node) -> Tensor:
     (derivative,) = _mean_jacobian(node, twin, [torch.ones_like(dy)[None]], 2)
     assert derivative is not None
     return torch.where(near, derivative[0], dy / torch.where(near, 1, dx))
+
+
+def _through_attention(node: Node, twin: Node, arrived: Tensor) -> Shares:
+    """Fused attention in its three steps, so that it gets the multipliers of attention that is written out."""
+    (score, score0), (soft, soft0), (mix, mix0) = zip(opened(node), opened(twin), strict=True)
+    at_weights, *to_values = _hand_back(mix, arrived, mix0)
+    to_scores = _hand_back(soft, at_weights, soft0)[0]
+    shares = [*to_values, *(_hand_back(score, to_scores, score0) if score.inputs else ())]
+    named = node.arguments()
+    live = [name for name in ("value", "query", "key", "attn_mask") if isinstance(named.get(name), Value)]
+    return by_argument(node, {name: s for name, s in zip(live, shares, strict=True) if s is not None})
 
 
 def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:

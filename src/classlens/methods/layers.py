@@ -20,15 +20,12 @@ from classlens.errors import MethodError
 from classlens.methods.places import convolution
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
+_LIMITS = ("maximum", "minimum")  # with a constant: an activation
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
 # Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
-# Of the released code, which has those for images only.
-RELEASED_SUMS = (
-    "add",
-    "mean",
-    *(f"{pool}{n}d" for n in (2, 3) for pool in ("max_pool", "avg_pool", "adaptive_avg_pool")),
-)
+# Sums of live values, however they are written (`a + b`, `stack().sum(0)`, a mean, a pool): Def. 1 with signed values.
+SIGNED_SUMS = of_kind(Kind.ADDITION, Kind.SUM, Kind.AVERAGE_POOL, Kind.MAX_POOL) - {"grid_sample"} | {"amax"}
 _ARITHMETIC = of_kind(Kind.ADDITION, Kind.DIVISION) | {"mul"}
 
 
@@ -92,7 +89,7 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
         if len(users) != 1:
             return bool(users) and all(user.op in _ACTIVATIONS for user in users)
         (user,) = users
-        if user.op in _ACTIVATIONS:
+        if user.op in _ACTIVATIONS or (user.op in _LIMITS and len(user.inputs) == 1):
             return True
         moves = user.op in _MOVES and user.op not in SEVERAL_OUTPUTS and len(user.inputs) == 1
         if user.op not in _NORMS and not moves:
@@ -109,7 +106,8 @@ def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:
     if node is None or node.op not in _RESHAPES or value.tensor.dim() != 2:
         return None
     source = node.inputs[0].shape
-    is_map = len(source) == len(tape.image.shape) and math.prod(source[2:]) > 1
+    whole = source[0] == value.shape[0] == tape.image.shape[0]  # a row for each image, not for each token
+    is_map = whole and len(source) == len(tape.image.shape) and math.prod(source[2:]) > 1
     return tuple(source[1:]) if is_map else None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Value, folded
+from classlens.core.capture import Node, Value, folded, image_index
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.generic import Quotient, Shares, divide, divide_released, proportional
 from classlens.core.rules.linear import (
@@ -26,7 +26,7 @@ from classlens.core.rules.linear import (
 from classlens.core.rules.linear import gamma as gamma_rule
 from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, forgetting, propagate, rule_for
 from classlens.errors import MethodError
-from classlens.methods.layers import RELEASED_SUMS, evidence_at, first_layers, gradient_values, last_layers
+from classlens.methods.layers import SIGNED_SUMS, evidence_at, first_layers, gradient_values, last_layers
 from classlens.methods.registry import UNRELIABLE, Case, Result, balance, is_release, method, of_colours, total
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
@@ -51,12 +51,13 @@ class Recipe:
 def sweep(case: Case, start: Mapping[Value, Tensor], recipe: Recipe) -> tuple[Tensor, Result]:
     """One sweep from `start`; returns (relevance (K,B,C,H,W), result)."""
     tape = folded(case.tape) if recipe.fold else case.tape
-    firsts, ledger = first_layers(tape), Ledger(len(case.images))
+    firsts, images = first_layers(tape), image_index(tape)
+    ledger = Ledger(len(case.images), axes=images)
     quotient = recipe.quotient or ledger.quotient
 
     def on(rule: LayerRule) -> Rule:
         def apply(node: Node, relevance: Tensor) -> Shares:
-            layer = linear_map(node)
+            layer = replace(linear_map(node), images=images.get)
             return only(node, layer.value, rule(layer, relevance, quotient))
 
         return apply
@@ -141,7 +142,7 @@ def released_clone(value: Value, shares: list[Tensor]) -> Tensor:
 
 _AS_RELEASED = functools.partial(proportional, modify=lambda x: x, quotient=divide_released)
 RELEASED: dict[str, Rule] = {
-    **dict.fromkeys(RELEASED_SUMS, _AS_RELEASED),
+    **dict.fromkeys(SIGNED_SUMS, _AS_RELEASED),
     "batch_norm": released_norm,
 }
 
@@ -259,10 +260,12 @@ def relative(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide, s
     s_p = quotient(r_p, p)
     s_q = quotient(relevance * quotient(q, p + q) + r_q, q)
     share = torch.stack([x * (layer.adjoint(s_p, w) + layer.adjoint(s_q, v)) for x, w, v in parts]).sum(0)
-    inside, outside = (tuple(range(2, t.dim())) for t in (share, relevance))
-    active = share != 0
-    per_unit = divide(share.sum(inside) - relevance.sum(outside), active.sum(inside))
-    return share - active * per_unit.reshape(*share.shape[:2], *[1] * (share.dim() - 2))
+    # Units that are 0 get a tiny share of sums, so that none is divided by 0: they are not active.
+    size = share.abs()
+    peak = layer.of_each_image(size, lambda rows: rows.amax(1))
+    active = (size > torch.finfo(share.dtype).eps ** 2 * peak).to(share)
+    added, before, count = (layer.of_each_image(t, lambda rows: rows.sum(1)) for t in (share, relevance, active))
+    return share - active * divide(added - before.reshape(added.shape), count)
 
 
 def _released_rap(layer: LinearMap, relevance: Tensor, quotient: Quotient) -> Tensor:
@@ -291,8 +294,7 @@ def rap(case: Case, variant: str = "default") -> Result:
 
 def excited(layer: LinearMap, relevance: Tensor, quotient: Quotient = divide) -> Tensor:
     """P(j) = sum_i P(i) a_j w_ij+ / sum_j a_j w_ij+, with responses a minus the smallest one of each image."""
-    axes = tuple(range(1, layer.x.dim()))
-    a = layer.x - layer.x.amin(axes, keepdim=True).clamp(max=0)
+    a = layer.x - layer.of_each_image(layer.x[None], lambda rows: rows.amin(1))[0].clamp(max=0)
     w = layer.weight.clamp(min=0)
     return a * layer.adjoint(quotient(relevance, layer.forward(a, w)), w)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from classlens.core.capture import Axis, Grid, Node, Tape, Value, image_index
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
-from classlens.core.rules.attention import fused_weights, layer_parts
+from classlens.core.rules.attention import by_argument, fused_weights
 from classlens.core.rules.generic import Shares, divide_released, transported
 from classlens.core.rules.linear import linear_map, only, positive
 from classlens.core.rules.propagate import Rule, propagate, rule_for
@@ -42,18 +42,35 @@ def attention_rollout(case: Case, start: int = 0) -> Result:
     at_outputs = case.tape.gradients(case.directions(), [found[-1].output])
     flows = [halved(one.weights.mean(1)) for one in found[start:]]
     flows = [flow.expand(case.targets.shape[1], *flow.shape) for flow in flows]
-    return _on_image(case, flows, found, at_outputs[found[-1].output], grid)
+    row = rows_read(found[-1].gradient(at_outputs[found[-1].output]))[..., None, :]
+    for flow in reversed(flows):
+        row = row @ flow
+    return _on_image(case, row, found[0], grid)
 
 
 def halved(attention: Tensor) -> Tensor:
     """(A + I) with rows that sum to 1; attention that pools the tokens has no identity."""
-    flow = with_identity(attention)
+    flow = attention + torch.eye(attention.shape[-1]).to(attention) if _between_tokens(attention) else attention
     return flow / flow.sum(-1, keepdim=True)
 
 
-def with_identity(flow: Tensor) -> Tensor:
-    """M + I, for attention between the same tokens."""
-    return flow if flow.shape[-1] != flow.shape[-2] else flow + torch.eye(flow.shape[-1]).to(flow)
+def _between_tokens(flow: Tensor) -> bool:
+    """Whether attention is between the same tokens, which also skip it; otherwise it pools them."""
+    return flow.shape[-1] == flow.shape[-2]
+
+
+def gained(read: Tensor, flows: Sequence[Tensor]) -> Tensor:
+    """read (M_L ... M_1 - I) with M = I + E, for the flows E: what the read tokens gain from others.
+
+    I is a token's own way past all attention: 1 at every token that is read, whatever it shows. The papers read the
+    class token, whose own place is not drawn. Under a mean of tokens, I would add the same constant to every patch,
+    and where E is small nothing else would be seen. It is left out before it is added, so no digit of E is lost.
+    """
+    own, found = read[..., None, :], torch.zeros_like(read[..., None, :])
+    for flow in reversed(flows):
+        step = (own + found) @ flow
+        own, found = (own, found + step) if _between_tokens(flow) else (torch.zeros_like(step), step)
+    return found
 
 
 @method(
@@ -65,8 +82,9 @@ def generic_attention(case: Case) -> Result:
     """R <- R + E_h[(G A)+] R, with G the gradient of the score at the attention A; R starts as the identity."""
     found, grid = _chain(case, "generic-attention")
     gradients = case.tape.gradients(case.directions(), [one.output for one in found])
-    flows = [with_identity(positive_mean(one.gradient(gradients[one.output]), one.weights)) for one in found]
-    return _on_image(case, flows, found, gradients[found[-1].output], grid)
+    flows = [positive_mean(one.gradient(gradients[one.output]), one.weights) for one in found]
+    read = rows_read(found[-1].gradient(gradients[found[-1].output]))
+    return _on_image(case, gained(read, flows), found[0], grid)
 
 
 def positive_mean(gradient: Tensor, relevance: Tensor) -> Tensor:
@@ -82,14 +100,10 @@ def _chain(case: Case, name: str, start: int = 0) -> tuple[list[Attention], Grid
     return found, grid
 
 
-def _on_image(case: Case, flows: Sequence[Tensor], found: Sequence[Attention], at_output: Tensor, grid: Grid) -> Result:
-    """The product of flows (K,B,queries,keys), its rows that the head reads, on the grid, enlarged."""
-    read = rows_read(found[-1].gradient(at_output))
-    row = read[..., None, :]
-    for flow in reversed(flows):
-        row = row @ flow
-    assert found[0].keys is not None
-    place = found[0].keys.index.flatten().long()
+def _on_image(case: Case, row: Tensor, first: Attention, grid: Grid) -> Result:
+    """A row (K,B,1,keys) over the tokens of the first attention, on the grid, enlarged."""
+    assert first.keys is not None
+    place = first.keys.index.flatten().long()
     maps = row.new_zeros(*row.shape[:2], math.prod(grid))
     maps[..., place[place > 0] - 1] = row[..., 0, place > 0]
     size = case.images.shape[2:]
@@ -126,10 +140,10 @@ def transformer_attribution(case: Case, start: int = 0) -> Result:
     gradients = case.tape.gradients(case.directions(), [one.output for one in found])
     relevance = attention_relevance(case.tape, case.directions(), found)
     flows = [
-        with_identity(positive_mean(one.gradient(gradients[one.output]), one.by_head(relevance[one.node])))
-        for one in found[start:]
+        positive_mean(one.gradient(gradients[one.output]), one.by_head(relevance[one.node])) for one in found[start:]
     ]
-    return _on_image(case, flows, found, gradients[found[-1].output], grid)
+    read = rows_read(found[-1].gradient(gradients[found[-1].output]))
+    return _on_image(case, gained(read, flows), found[0], grid)
 
 
 def attention_relevance(tape: Tape, start: Tensor, found: Sequence[Attention]) -> dict[Node, Tensor]:
@@ -141,7 +155,6 @@ def attention_relevance(tape: Tape, start: Tensor, found: Sequence[Attention]) -
         **dict.fromkeys(_MATRIX_PRODUCTS, _halves),
         **dict.fromkeys(_ADDITIONS, functools.partial(_in_proportion, axes=axes)),
         "scaled_dot_product_attention": functools.partial(_through_fused, kept=kept),
-        "multi_head_attention_forward": functools.partial(_through_layer, kept=kept),
     }
     softmaxes = {one.node for one in found if one.node.op == "softmax"}
 
@@ -200,41 +213,7 @@ def _through_fused(node: Node, relevance: Tensor, kept: dict[Node, Tensor]) -> S
     if named.get("enable_gqa"):
         raise UnsupportedOp(f"transformer-attribution has no rule for heads that share keys ({node.where})")
     kept[node], *shares = through_attention(q, k, v, fused_weights(node), relevance)
-    return _to_inputs(node, dict(zip(("query", "key", "value"), shares, strict=True)))
-
-
-def _through_layer(node: Node, relevance: Sequence[Tensor | None], kept: dict[Node, Tensor]) -> Shares:
-    r, parts = relevance[0], layer_parts(node)
-    if r is None:
-        raise UnsupportedOp(f"transformer-attribution needs the output of {node.where}, not only its weights")
-    r = parts.by_head(_dense(parts.seen, parts.out_weight, r))
-    kept[node], *shares = through_attention(parts.queries, parts.keys, parts.values, parts.weights, r)
-    named = node.arguments()
-    names = ("query", "key", "value")
-    found = {
-        name: _dense(_tensor(named[name]), weight, parts.merged(share))
-        for name, weight, share in zip(names, parts.projections, shares, strict=True)
-    }
-    return _to_inputs(node, found)
-
-
-def _dense(x: Tensor, weight: Tensor, relevance: Tensor) -> Tensor:
-    """`_positive` for a projection inside of an operation."""
-    w_pos, w_neg = weight.clamp(min=0), weight.clamp(max=0)
-    x_pos, x_neg = x.clamp(min=0), x.clamp(max=0)
-    per_unit = divide_released(relevance, x_pos @ w_pos.mT + x_neg @ w_neg.mT)
-    return x_pos * (per_unit @ w_pos) + x_neg * (per_unit @ w_neg)
-
-
-def _to_inputs(node: Node, shares: dict[str, Tensor]) -> Shares:
-    """Shares by the names of arguments, in the order of the inputs; a value may be several arguments."""
-    named: dict[str, Any] = node.arguments()
-    left = {name: share for name, share in shares.items() if isinstance(named[name], Value)}
-    found: list[Tensor | None] = []
-    for value in node.inputs:
-        name = next((name for name in left if named[name] is value), None)
-        found.append(None if name is None else left.pop(name))
-    return found
+    return by_argument(node, dict(zip(("query", "key", "value"), shares, strict=True)))
 
 
 def _tensor(argument: Any) -> Any:

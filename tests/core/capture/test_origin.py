@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from classlens.core.capture import Tape, Value, image_index, record
+from classlens.core.capture import Tape, Value, image_index, place_index, record
 from steps import Does
 
 TOKEN, QUERY, WEIGHT = torch.rand(1, 1, 4), torch.rand(2, 4), torch.rand(6, 4)
@@ -102,3 +102,16 @@ def test_one_image_is_everywhere() -> None:
     tape = recorded(windows, 1)
     axis = image_index(tape)[tape.output]
     assert axis.total(torch.ones(1, *tape.output.shape), 1).item() == 64
+
+
+def test_a_pool_that_is_written_out_makes_a_coarser_grid() -> None:
+    """A sum over the two axes of each 2 x 2 block; a mean over everything has no places."""
+    for do in (lambda x: x.unflatten(3, (3, 2)).unflatten(2, (2, 2)).sum((3, 5)), lambda x: F.avg_pool2d(x, 2)):
+        tape = record(
+            Does(lambda x, do=do: do(F.conv2d(x, torch.ones(5, 3, 1, 1))) * 1.0).eval(), torch.rand(2, 3, 4, 6)
+        )
+        found = place_index(tape)[tape.output]
+        assert found.grid == (2, 3)
+        assert torch.equal(found.index.flatten(), torch.arange(1.0, 7))
+    tape = record(Does(lambda x: F.conv2d(x, torch.ones(5, 3, 1, 1)).mean((2, 3)) * 1.0).eval(), torch.rand(2, 3, 4, 6))
+    assert tape.output not in place_index(tape)

@@ -44,6 +44,7 @@ class Numbering:
 
     fresh: Callable[[torch.Size], Tensor]  # the indices of a feature map (B, C, ...) of whole images
     merged: Callable[[Tensor], Tensor | None]  # where a linear layer reads several entries; None: they do not mix
+    restarts: bool = False  # a convolution or pool makes new entries, also where the old ones are unknown
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -124,7 +125,7 @@ def _followed(tape: Tape, numbering: Numbering, finish: Callable[[Tensor], Tenso
     with torch.no_grad():
         for node in tape.nodes:
             known = [found.get(value) for value in node.inputs]
-            if all(index is None for index in known):
+            if all(index is None for index in known) and not (numbering.restarts and node.op in _POOLS):
                 continue
             for value, index in zip(node.outputs, _through(node, known, tape, numbering), strict=True):
                 if index is not None and _fits(index.shape, value.shape):
@@ -147,7 +148,7 @@ def _through(node: Node, known: list[Tensor | None], tape: Tape, numbering: Numb
     if node.op in _UNIT_BY_UNIT:
         return [_broadcast(known, out)]
     if node.op in _REDUCTIONS:
-        return [_reduced(node, known[0]), *[None] * (len(node.outputs) - 1)]
+        return [_reduced(node, known[0], numbering), *[None] * (len(node.outputs) - 1)]
     if node.op == "linear" and known[0] is not None and known[0].shape[-1] > 1:  # it reads several places
         known = [numbering.merged(known[0]), *known[1:]]
     index = _at_rows(node, known, out)
@@ -199,14 +200,19 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in pairs)
 
 
-def _reduced(node: Node, index: Tensor | None) -> Tensor | None:
-    """A mean or a sum over axes along which the index is the same."""
+def _reduced(node: Node, index: Tensor | None, numbering: Numbering) -> Tensor | None:
+    """A mean or a sum over axes along which the index is the same, or over blocks of places: a pool, written out."""
     named = node.arguments()
     axes, keep = named.get("dim"), bool(named.get("keepdim", False))
     if index is None or axes is None:
         return None
     high, low = index.amax(axes, keep), index.amin(axes, keep)
-    return high if torch.equal(high, low) else None
+    if torch.equal(high, low):
+        return high
+    each = sorted(axis % index.dim() for axis in ((axes,) if isinstance(axes, int) else axes))
+    together = index.movedim(each, list(range(-len(each), 0))).flatten(-len(each))
+    blocks = numbering.merged(together)
+    return None if blocks is None else blocks.reshape(high.shape)
 
 
 def _of_first_axis(index: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -228,8 +234,7 @@ def _at_rows(node: Node, known: list[Tensor | None], shape: torch.Size) -> Tenso
     if isinstance(source, Value):
         return _rows_of(dict(zip(node.inputs, known, strict=True))[source], shape)
     *_, last = known
-    sequence = -3 if node.op == "multi_head_attention_forward" else -2
-    return None if last is None else _rows_of(_same_along(last, sequence), shape)
+    return None if last is None else _rows_of(_same_along(last, -2), shape)
 
 
 def _rows_of(index: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -326,7 +331,7 @@ def place_index(tape: Tape) -> dict[Value, Places]:
         fresh(torch.Size([1, 1, *sizes]))
         return numbers
 
-    found = _followed(tape, Numbering(fresh, merged), lambda index: index)
+    found = _followed(tape, Numbering(fresh, merged, restarts=True), lambda index: index)
     last = {value: grids.get(int(index.max())) for value, index in found.items() if index.numel()}
     return {value: Places(grid, found[value]) for value, grid in last.items() if grid is not None}
 

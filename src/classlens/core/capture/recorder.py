@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
+from classlens.core.capture.layers import as_layer, as_sum, opened_attention
 from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
@@ -70,6 +72,9 @@ class Recorder(TorchFunctionMode):
             return instead_of(func)
         if func in ops.QUERIES:
             return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return opened_attention(*args, **kwargs)
         frozen, inputs = self._freeze((args, kwargs))
         if not inputs:
             return self._constant(func(*args, **kwargs))
@@ -105,6 +110,10 @@ class Recorder(TorchFunctionMode):
     ) -> None:  # fmt: skip
         args, kwargs = frozen
         op = ops.canonical(func)
+        layer = as_layer(op, func, args, kwargs) or as_sum(op, func, args, kwargs, self.makers)
+        if layer is not None:
+            op, func, args, kwargs = layer
+            inputs = ()
         if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
             op = ops.LIVE_WEIGHTS
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
@@ -197,9 +206,17 @@ class Recorder(TorchFunctionMode):
         return self.values[id(tensor)] if id(tensor) in self.values else tensor.detach().clone()
 
     def _refresh_base(self, view: Tensor, base: Tensor, before: Any) -> None:
-        """After a write to a view, its base has a new value: the old one with the view pasted in."""
+        """After a write to a view, its base has a new value: the old one with the view pasted in.
+
+        If the view is all of the base, nothing of the old value is left, so it has no further use.
+        """
+        written = self.values[id(view)]
+        whole = view.numel() == base.numel() and _dense(view) and _dense(base)
+        if whole and view.is_contiguous() and base.is_contiguous():
+            self._write(Tensor.reshape, ((written, tuple(base.shape)), {}), [self.admit(base)])
+            return
         geometry = (view.size(), view.stride(), view.storage_offset() - base.storage_offset())
-        args = (before, self.values[id(view)], *geometry)
+        args = (base.detach() if whole else before, written, *geometry)
         self._write(torch.as_strided_scatter, (args, {}), [self.admit(base)])
 
     def _reject_unseen(self, tensor: Tensor) -> None:
@@ -244,6 +261,20 @@ def _depends(node: Any, ancestor: Any) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are side by side in memory, in any order and each once.
+
+    >>> _dense(torch.zeros(2, 3).mT), _dense(torch.zeros(2, 6)[:, ::2])
+    (True, False)
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _overlapping(tensors: Sequence[Tensor], target: Tensor) -> list[Tensor]:

@@ -7,11 +7,9 @@ ICML 2022).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture import Node, Value
@@ -59,84 +57,50 @@ def repeated_heads(node: Node, t: Tensor) -> Tensor:
 
 def attention_weights(q: Tensor, k: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:
     """softmax(scale q k^T + mask), (..., L, S)."""
+    return _scores(q, k, mask, causal, scale).softmax(-1)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         given = _tensor(mask)
         scores = scores.masked_fill(~given, -torch.inf) if given.dtype == torch.bool else scores + given
-    return scores.softmax(-1)
+    return scores
 
 
-@register("multi_head_attention_forward")
-def multi_head_attention(node: Node, relevance: list[Tensor | None]) -> Shares:
-    """torch's whole attention layer: back through the output projection, the weights, the value projection."""
+def opened(node: Node) -> tuple[Node, Node, Node]:
+    """A recorded `scaled_dot_product_attention` as three operations: scores, softmax, and weights times values."""
     named = node.arguments()
-    r, value = relevance[0], named["value"]
-    if r is None or named["bias_k"] is not None or named["add_zero_attn"]:
-        raise UnsupportedOp(f"no rule for attention whose weights are its output, or with bias_k ({node.where})")
-    if not isinstance(value, Value):
-        raise UnsupportedOp(f"no rule for attention whose values do not depend on the image ({node.where})")
-    parts = layer_parts(node)
-    r = _dense(parts.seen, parts.out_weight, r)
-    r_v = parts.merged(through_weights(parts.weights, parts.values, parts.by_head(r)))
-    return only(node, value, _dense(value.tensor, parts.value_weight, r_v))
+    q, k, v, mask = named["query"], named["key"], named["value"], named.get("attn_mask")
 
+    def score(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        found = _scores(q, repeated_heads(node, k), mask, bool(named.get("is_causal")), named.get("scale"))
+        return found.clamp(min=torch.finfo(found.dtype).min / 4)  # finite, so that differences are
 
-@dataclass(frozen=True, eq=False)
-class LayerParts:
-    """What happens inside of a recorded `multi_head_attention_forward`."""
+    def mix(weights: Tensor, v: Tensor) -> Tensor:
+        return weights @ repeated_heads(node, v)
 
-    weights: Tensor  # (N, heads, L, S)
-    values: Tensor  # (N, heads, S, E / heads)
-    queries: Tensor  # (N, heads, L, E / heads)
-    keys: Tensor  # (N, heads, S, E / heads)
-    projections: tuple[Tensor, Tensor, Tensor]  # the weights that make queries, keys and values
-    out_weight: Tensor
-
-    @property
-    def seen(self) -> Tensor:
-        """(L, N, E): what the output projection reads."""
-        return (self.weights @ self.values).permute(2, 0, 1, 3).flatten(-2)
-
-    @property
-    def value_weight(self) -> Tensor:
-        return self.projections[2]
-
-    def by_head(self, t: Tensor) -> Tensor:
-        """(..., L, N, E) -> (..., N, heads, L, E / heads)."""
-        found: Tensor = t.unflatten(-1, (self.weights.shape[1], -1)).movedim(-4, -2)
-        return found
-
-    def merged(self, t: Tensor) -> Tensor:
-        """(..., N, heads, L, E / heads) -> (..., L, N, E)."""
-        return t.movedim(-2, -4).flatten(-2)
-
-
-def layer_parts(node: Node) -> LayerParts:
-    """The parts of torch's whole attention layer, computed again."""
-    a: dict[str, Any] = {name: _tensor(given) for name, given in node.arguments().items()}
-    _, weights = F.multi_head_attention_forward(**a | {"need_weights": True, "average_attn_weights": False})
-    assert weights is not None
-    heads = int(a["num_heads"])
-    if a.get("use_separate_proj_weight"):
-        projections = a["q_proj_weight"], a["k_proj_weight"], a["v_proj_weight"]
-    else:
-        projections = a["in_proj_weight"].chunk(3)
-    biases = (None, None, None) if a["in_proj_bias"] is None else a["in_proj_bias"].chunk(3)
-    q, k, v = (
-        F.linear(x, w.detach(), b).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
-        for x, w, b in zip((a["query"], a["key"], a["value"]), projections, biases, strict=True)
+    scores = score(_tensor(q), _tensor(k), _tensor(mask))
+    of_scores, of_weights = (Value(t, None, t.shape) for t in (scores, scores.softmax(-1)))
+    return (
+        Node("baddbmm", score, (q, k, mask), {}, (of_scores,), node.module),
+        Node("softmax", torch.softmax, (of_scores, -1), {}, (of_weights,), node.module),
+        Node("matmul", mix, (of_weights, v), {}, node.outputs, node.module),
     )
-    weights = weights.reshape(-1, *weights.shape[-3:])
-    return LayerParts(weights, v, q, k, tuple(w.detach() for w in projections), a["out_proj_weight"].detach())
+
+
+def by_argument(node: Node, shares: dict[str, Tensor]) -> Shares:
+    """Shares by the names of arguments, in the order of the inputs; a value may be several arguments."""
+    named: dict[str, Any] = node.arguments()
+    left = {name: share for name, share in shares.items() if isinstance(named.get(name), Value)}
+    found: list[Tensor | None] = []
+    for value in node.inputs:
+        name = next((name for name in left if named[name] is value), None)
+        found.append(None if name is None else left.pop(name))
+    return found
 
 
 def _tensor(argument: Any) -> Any:
     return argument.tensor if isinstance(argument, Value) else argument
-
-
-def _dense(x: Tensor, weight: Tensor, relevance: Tensor) -> Tensor:
-    """Absolute influence through a linear layer."""
-    size, w = magnitude(x), weight.detach().abs()
-    return size * ((relevance / F.linear(size, w)) @ w)

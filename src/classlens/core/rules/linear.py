@@ -18,14 +18,20 @@ import torch.nn.functional as F
 import torch.nn.grad as conv_grad
 from torch import Tensor
 
-from classlens.core.capture import Node, Value
+from classlens.core.capture import Axis, Node, Value
 from classlens.core.capture.fold import pad_sizes, scaled
 from classlens.core.ops import per_axis
 from classlens.core.rules.generic import Quotient, Shares, divide
+from classlens.errors import UnsupportedOp
 
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_T: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _CONV_INPUT: dict[int, Any] = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}
+
+
+def images_first(value: Value) -> Axis | None:
+    """The images of a value (B, ...)."""
+    return Axis(0, torch.arange(value.shape[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,7 @@ class LinearMap:
     of_ones: Callable[[Tensor], Tensor]  # W -> W 1, for one image; cheaper than `forward` of an image of ones
     kernel: tuple[int, ...]  # () for a linear layer
     scale: Tensor | None = None  # of a normalisation folded into the layer
+    images: Callable[[Value], Axis | None] = images_first  # where the images are in its input, and in its output
 
     @property
     def x(self) -> Tensor:
@@ -48,6 +55,24 @@ class LinearMap:
     @functools.cached_property
     def weight(self) -> Tensor:
         return scaled(self.unscaled, self.scale)
+
+    def of_each_image(self, t: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """`reduce` takes (K, n) to (K,); here over all of an image's entries in t (K, *shape), to be broadcast to t.
+
+        Tokens may come before images, (tokens,B,C), or both on one axis: the first axis alone is not the images.
+        """
+        axis = self.images(self.value)
+        if axis is None:
+            raise UnsupportedOp(
+                f"a layer reads a value of shape {tuple(self.value.shape)} in which images cannot be told apart; "
+                "explain one image at a time"
+            )
+        rows = t.movedim(1 + axis.axis, 1).flatten(2)
+        found = rows.new_empty(rows.shape[:2])
+        for image in axis.image.unique():
+            own = (axis.image == image).to(t.device)
+            found[:, own] = reduce(rows[:, own].flatten(1))[:, None]
+        return found.reshape([len(t), *(n if i == axis.axis else 1 for i, n in enumerate(t.shape[1:]))])
 
 
 def linear_map(node: Node) -> LinearMap:

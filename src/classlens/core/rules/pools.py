@@ -20,17 +20,26 @@ from classlens.core.rules.generic import Shares, divide, magnitude, shared
 
 _AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-MAX_POOLS = {f"max_pool{n}d": n for n in _AVERAGE}  # and the number of axes of their windows
+_ADAPTIVE: dict[str, Any] = {
+    "adaptive_max_pool1d": F.adaptive_avg_pool1d,
+    "adaptive_max_pool2d": F.adaptive_avg_pool2d,
+    "adaptive_max_pool3d": F.adaptive_avg_pool3d,
+}
+_AXES = {f"max_pool{n}d": n for n in _AVERAGE}  # of their windows
+MAX_POOLS = _AXES.keys() | _ADAPTIVE.keys()
 
 
 def over_window(node: Node, relevance: Tensor) -> Shares:
-    """The relevance of a `max_poolNd` node, distributed over each window in proportion to |x|; windows may overlap.
+    """The relevance of a max-pool node, distributed over each window in proportion to |x|; windows may overlap.
 
     For one window of 1 and 3 with relevance 8 the shares are 2 and 6. Where all units of a window are 0, they get
     equal shares. Padding gets none.
     """
-    windows = Windows.of(node)
     x = magnitude(node.inputs[0].tensor)
+    if node.op in _ADAPTIVE:
+        size, average = node.arguments()["output_size"], _ADAPTIVE[node.op]
+        return shared(lambda x: [average(x, size)], [x], relevance)
+    windows = Windows.of(node)
     if windows.tile(x.shape, node.outputs[0].shape):
         return [_over_tiles(x, windows.mean(x), relevance)]
     return shared(lambda x: [windows.mean(x)], [x], relevance)
@@ -57,7 +66,7 @@ class Windows:
     @classmethod
     def of(cls, node: Node) -> Windows:
         a = node.arguments()
-        n = MAX_POOLS[node.op]
+        n = _AXES[node.op]
         kernel = per_axis(a["kernel_size"], n)
         return cls(
             kernel, per_axis(a.get("stride") or kernel, n), per_axis(a.get("padding", 0), n),

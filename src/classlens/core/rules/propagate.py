@@ -152,7 +152,7 @@ def propagate(
     visited, so each node is visited once. `done` is called after each node.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
-    ledger.axes = image_index(tape) if ledger.images > 1 else None
+    ledger.axes = ledger.axes or (image_index(tape) if ledger.images > 1 else None)
     peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 

@@ -49,13 +49,13 @@ def pasted(node: Node, relevance: Tensor) -> Shares:
     """
     named = node.arguments()
     size, stride, offset = (named[name] for name in ("size", "stride", "storage_offset"))
-    rest = relevance.clone(memory_format=torch.contiguous_format)
-    written = []
-    for one in rest.unbind(0):
-        region = one.as_strided(size, stride, one.storage_offset() + offset)
+    base = node.outputs[0].tensor
+    rest, written = [torch.empty_like(base).copy_(one) for one in relevance], []  # laid out as the view expects
+    for one in rest:
+        region = one.as_strided(size, stride, offset)
         written.append(region.clone())
         region.zero_()
-    shares = [rest, torch.stack(written)]
+    shares = [torch.stack(rest), torch.stack(written)]
     return [s for s, name in zip(shares, ("input", "src"), strict=True) if isinstance(named[name], Value)]
 
 
@@ -73,9 +73,14 @@ def passed(node: Node, relevance: Tensor) -> Shares:
 
 @register(*of_kind(Kind.ADDITION))
 def added(node: Node, relevance: Tensor) -> Shares:
-    """R_a = |a| / (|a| + |b|) R, and b gets the rest. A constant summand is a bias and gets no share."""
+    """R_a = |a| / (|a| + |b|) R, and b gets the rest. A constant summand is a bias and gets no share.
+
+    `torch.add(a, b, alpha=2)` is a + 2 b: b counts twice.
+    """
     if len(node.inputs) == 1:
         return [unbroadcast(relevance, node.inputs[0].shape)]
     a, b = (magnitude(v.tensor) for v in node.inputs)
+    if node.kwargs.get("alpha", 1) != 1:
+        (a if node.op == "rsub" else b).mul_(abs(node.kwargs["alpha"]))
     per_unit = relevance / (a + b)
     return [unbroadcast(t * per_unit, t.shape) for t in (a, b)]

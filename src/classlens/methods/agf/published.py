@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value, fold_paddings
-from classlens.core.ops import LINEAR_OPS
+from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.generic import Shares, divide, proportional
 from classlens.core.rules.linear import absolute, agnostic, boxed, linear_map
 from classlens.core.rules.linear import only as only_input
@@ -20,7 +20,7 @@ from classlens.core.rules.propagate import Rule, propagate, rule_for
 from classlens.methods.agf import terms
 from classlens.methods.agf.streams import FAMILY, PAPER, Streams, open_streams
 from classlens.methods.layers import (
-    RELEASED_SUMS,
+    SIGNED_SUMS,
     first_layers,
     is_spatial_conv,
     last_layers,
@@ -29,6 +29,9 @@ from classlens.methods.layers import (
 )
 from classlens.methods.places import convolution
 from classlens.methods.registry import Case, Result, method
+
+_ADDITIONS = of_kind(Kind.ADDITION)
+_UNIT_BY_UNIT = of_kind(Kind.ACTIVATION, Kind.POINTWISE, Kind.DIVISION) | {"mul"}
 
 
 @method(
@@ -97,7 +100,9 @@ class Published:
             return self.influence
         if node.op in ("relu", "relu6"):
             return self.relu
-        return self.signed_sum if node.op in RELEASED_SUMS else rule_for(node)
+        if node.op in _UNIT_BY_UNIT:
+            return self.active
+        return self.signed_sum if node.op in SIGNED_SUMS else rule_for(node)
 
     def after_flatten(self, node: Node, relevance: Tensor) -> Shares:
         """The first linear layer: C with the residual M, computed on the feature map before flattening."""
@@ -140,9 +145,13 @@ class Published:
         x = node.inputs[0].tensor
         return [torch.where(x > 0, x * self.formula.quotient(relevance, x), 0)]
 
+    def active(self, node: Node, relevance: Tensor) -> Shares:
+        """Any other activation or product: likewise, nothing passes where its output is exactly 0."""
+        return rule_for(node)(node, torch.where(node.outputs[0].tensor != 0, relevance, 0))
+
     def signed_sum(self, node: Node, relevance: Tensor) -> Shares:
         """R_a = a R / (a + b): Def. 1 for sums, means and pools, with signed values. A constant gets no share."""
-        if node.op == "add" and len(node.inputs) == 1:
+        if len(node.inputs) == 1 and node.op in _ADDITIONS:
             return rule_for(node)(node, relevance)
         return proportional(node, relevance, lambda x: x, self.formula.quotient)
 

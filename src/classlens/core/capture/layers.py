@@ -1,0 +1,80 @@
+"""Layers that are written in other ways are recorded alike, so that a map does not depend on how they are written.
+
+A product with a constant matrix is a linear layer: `x @ w` is recorded as `F.linear(x, w.T)`. `stack([a, b]).sum(0)` is
+recorded as `a + b`. torch's attention layer
+is recorded as what it calls: projections and `scaled_dot_product_attention`, or softmax between two products.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from classlens.core.capture.tape import Node, Value
+from classlens.core.ops import arguments
+
+
+class Layer(NamedTuple):
+    """A call of a linear layer."""
+
+    op: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def as_layer(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer | None:
+    """The linear layer that a `matmul` or `addmm` with a constant weight is; None if it is none.
+
+    A constant on the left stays a product: it may be the queries of an attention.
+    """
+    if op not in ("matmul", "addmm"):
+        return None
+    named = arguments(op, func, args, kwargs)
+    if op == "matmul":
+        return _linear(named["input"], named["other"])
+    bias = named["input"]
+    plain = named.get("alpha", 1) == named.get("beta", 1) == 1
+    return _linear(named["mat1"], named["mat2"], bias) if isinstance(bias, Tensor) and plain else None
+
+
+def as_sum(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Mapping[Value, Node]) -> Layer | None:
+    """The addition that a sum or a mean over two stacked values is: `stack([a, b]).sum(0)`; None if it is none."""
+    value = args[0] if args else None
+    if op not in ("sum", "mean") or not isinstance(value, Value):
+        return None
+    maker = makers.get(value)
+    if maker is None or maker.op != "stack" or len(maker.inputs) != 2 or maker.constants:
+        return None
+    stacked, summed = maker.arguments().get("dim", 0), arguments(op, func, args, kwargs)
+    axis, axes = summed.get("dim"), len(value.shape)
+    axis = axis[0] if isinstance(axis, tuple | list) and len(axis) == 1 else axis
+    plain = isinstance(axis, int) and axis % axes == stacked % axes and not summed.get("keepdim")
+    if not plain or summed.get("dtype") is not None:
+        return None
+    return Layer("add", torch.add if op == "sum" else _mean_of_two, maker.inputs, {})
+
+
+def _mean_of_two(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b) / 2
+
+
+def _linear(x: Any, weight: Any, bias: Tensor | None = None) -> Layer | None:
+    constant = isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point()
+    if bias is not None and bias.dim() != 1:
+        return None
+    if not constant or not isinstance(x, Value) or len(x.shape) < 2:
+        return None
+    return Layer("linear", F.linear, (x, weight.mT) if bias is None else (x, weight.mT, bias), {})
+
+
+# The same function without its first question, whether a mode such as the recorder wants to see it as one operation.
+_attention = F.multi_head_attention_forward
+opened_attention = types.FunctionType(
+    _attention.__code__, vars(F) | {"has_torch_function": lambda *_: False}, None, _attention.__defaults__
+)
