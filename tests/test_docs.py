@@ -269,7 +269,8 @@ def test_site_has_every_page_and_the_reference(site: Path) -> None:
 
 def test_search_finds_how_to_install_and_my_own_model(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
-    assert "stopWordFilter" not in index["config"]["pipeline"]  # otherwise "my own model" would be "model"
+    # Without its stop words "my own model" would be "model", and stems hide whole words: "install" finds nothing.
+    assert index["config"]["pipeline"] == ["trimmer"]
     for words, page in ((["install"], "install.html"), (["my", "own", "model"], "models.html")):
         found = [
             entry["location"]

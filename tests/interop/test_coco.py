@@ -1,4 +1,4 @@
-"""COCO's format as pycocotools reads it, if it is there, and as its definition says in any case."""
+"""COCO's format, as its definition says; tests/outside/test_loggers.py reads it with pycocotools."""
 
 import json
 
@@ -74,16 +74,6 @@ def test_the_folder_holds_pictures_masks_and_maps_that_fit_each_other(explained,
         assert np.allclose(maps[f"{about['image_id']:06d}-{about['category_id']}"], evidence)
         picture = np.asarray(Image.open(tmp_path / "export" / "data" / f"{about['image_id']:06d}.png"))
         assert picture.shape == (24, 32, 3)
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools itself
-def test_pycocotools_reads_the_same_masks(explained, tmp_path):
-    coco = pytest.importorskip("pycocotools.coco")
-    path = write_coco(tmp_path, [explained])
-    read = coco.COCO(str(path))
-    assert len(read.getImgIds()) == 2
-    for about in read.loadAnns(read.getAnnIds()):
-        assert (read.annToMask(about) == decoded(about["segmentation"])).all()
 
 
 def test_what_cannot_be_exported_is_one_line(explained, tmp_path):

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from torch import nn
 
@@ -94,7 +95,11 @@ def test_the_colour_bar_of_a_fixed_scale_has_numbers(images):
     assert "against -0.25" in texts
     assert "0.25 for" in texts
     _, high = render.shared_scale(e.maps, True)
-    assert f"{high:.2g} for" in [text.get_text() for text in e.figure(scale="shared").texts]
+    shared = e.figure(scale="shared")
+    assert f"{high:.2g} for" in [text.get_text() for text in shared.texts]
+    for text in shared.texts:  # all of it within the figure
+        box = text.get_window_extent(FigureCanvasAgg(shared).get_renderer())
+        assert 0 <= box.x0 < box.x1 <= shared.bbox.width
     assert "for" in [text.get_text() for text in e.figure().texts]
     for wrong in ("common", 0, -1.0, float("nan"), float("inf"), True):
         with pytest.raises(MethodError, match='"own", "shared" or a positive number'):

@@ -118,6 +118,23 @@ def test_a_trainer_without_a_logger_is_refused_before_it_trains(tmp_path):
         MapLogger(IMAGES, every=0)
 
 
+def test_pycocotools_reads_the_same_masks(tmp_path):
+    coco = pytest.importorskip("pycocotools.coco")
+    import classlens
+    from classlens.interop.coco import strongest_part, write_coco
+
+    e = classlens.explain(network().eval(), IMAGES, [[1, 2], [0, 2]])
+    read = coco.COCO(str(write_coco(tmp_path, [e])))
+    assert len(read.getImgIds()) == 2
+    names = {category["id"]: category["name"] for category in read.loadCats(read.getCatIds())}
+    found = read.loadAnns(read.getAnnIds())
+    assert len(found) >= 3
+    for about in found:
+        row = about["image_id"] - 1
+        k = [e.name(row, k) for k in range(2)].index(names[about["category_id"]])
+        assert (read.annToMask(about) == strongest_part(e.maps[row, k])).all()
+
+
 def test_fiftyone_reads_the_export(tmp_path, monkeypatch):
     fiftyone = pytest.importorskip("fiftyone")
     import classlens

@@ -1,4 +1,4 @@
-"""Maps as masks in the COCO format, for annotation tools, FiftyOne and pycocotools.
+"""Maps as masks in the COCO format, for annotation tools and pycocotools.
 
 >>> write_coco("export", [classlens.explain(m, path, classlens.top(2)) for path in photos])
 PosixPath('export/labels.json')
