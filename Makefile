@@ -49,12 +49,13 @@ lowest: ## all tests with the lowest versions that pyproject.toml allows (torch 
 	$(LOWEST)/bin/classlens --help > $(LOWEST)/help.txt
 	$(LOWEST)/bin/python -m pytest -W ignore --ignore tests/test_docs.py $(PYTEST_ARGS)
 
-outside: $(VENV)/.all ## networks of other libraries (transformers, monai, peft, ...), in .venv-outside
+outside: $(VENV)/.all ## networks and tools of other libraries (transformers, monai, lightning, ...), in .venv-outside
 	$(PYTHON3) -m venv --clear --without-pip $(OUTSIDE)
 	# What .venv holds is there too: torch is not installed twice.
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
 	    > "$$($(OUTSIDE)/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth"
 	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/requirements.txt
+	PIP_CONSTRAINT= $(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/loggers.txt
 	$(OUTSIDE)/bin/python -m pytest -W ignore $(or $(PYTEST_ARGS),tests/outside)
 
 fuzz: $(VENV)/.all ## 10,000 random networks: is every map right or refused? (an hour)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -55,7 +56,10 @@ def writer() -> ModuleType:
     return tool("write_docs")
 
 
-@pytest.mark.parametrize("name", ["methods.md", "commands.md"])
+GENERATED = ["methods.md", "commands.md", "commands-explain.md", "commands-evaluate.md", "commands-train.md"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_pages_from_the_code_are_fresh(name: str, writer: ModuleType) -> None:
     assert (ROOT / "docs" / name).read_text() == writer.PAGES[name](), "run python tools/write_docs.py"
 
@@ -258,9 +262,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_site_has_every_page_and_the_reference(site: Path) -> None:
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= {path.stem for path in site.glob("*.html")}
-    reference = (site / "api.html").read_text()
+    reference = (site / "api-explain.html").read_text()
     assert 'id="classlens.explanation.explain"' in reference
     assert "Show where a network finds each class" in reference
+
+
+def test_search_finds_how_to_install_and_my_own_model(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    # Without its stop words "my own model" would be "model", and stems hide whole words: "install" finds nothing.
+    assert index["config"]["pipeline"] == ["trimmer"]
+    for words, page in ((["install"], "install.html"), (["my", "own", "model"], "models.html")):
+        found = [
+            entry["location"]
+            for entry in index["docs"]
+            if all(word in f"{entry['title']} {entry['text']}".lower().split() for word in words)
+            and entry.get("boost", 1) > 1
+        ]
+        assert page in found
 
 
 def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
@@ -284,7 +302,7 @@ def test_reference_shows_examples_as_code_and_fields_with_their_comments(site: P
         docstrings.described({"a": ["a: int  # how many"], "b": ["b: int"]}) == "Attributes:\n    a: how many\n    b: –"
     )
     assert docstrings.described({"a": ["a = f()  # type: ignore"]}) == ""
-    reference = (site / "api.html").read_text()
+    reference = (site / "api-explain.html").read_text()
     assert "<blockquote>" not in reference
     assert "positive for the class, negative against it" in reference
 

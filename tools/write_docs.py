@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,13 @@ def methods_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+# The pages of the commands: title, and the first words of those on it.
+COMMAND_PAGES = {
+    "commands-explain.md": ("Commands: explain and look", "explain compare models methods ops serve demo"),
+    "commands-evaluate.md": ("Commands: evaluate and report", "evaluate report coverage"),
+    "commands-train.md": ("Commands: train, and networks without labels", "train data selfsup"),
+}
+
 COMMANDS = """# The commands
 
 <!-- written by tools/write_docs.py from the command itself -->
@@ -194,10 +201,23 @@ completes commands and options. `classlens --show-completion` prints the script,
 
 
 def commands_page() -> str:
-    """docs/commands.md."""
-    lines = [COMMANDS]
+    """docs/commands.md: every command in a line."""
+    lines = [COMMANDS, "| command | what it does |", "|---|---|"]
     for path, command in leaves(typer.main.get_command(app), "classlens"):
-        lines += [f"\n## {path}\n", *described(command), *options_of(command)]
+        page = next(page for page, (_, words) in COMMAND_PAGES.items() if path.split()[1] in words.split())
+        first = " ".join(" ".join(described(command)).split("  ")[0].split()).split(". ")[0].rstrip(".:")
+        lines.append(f"| [`{path}`]({page}#{path.replace(' ', '-')}) | {first} |")
+    return "\n".join(lines) + "\n"
+
+
+def command_page(name: str) -> str:
+    """A page of docs/commands-*.md: the options of some commands."""
+    title, words = COMMAND_PAGES[name]
+    lines = [f"# {title}", "", "<!-- written by tools/write_docs.py from the command itself -->"]
+    lines += ["", "[All commands](commands.md) in one table; `classlens COMMAND --help` shows the same texts."]
+    for path, command in leaves(typer.main.get_command(app), "classlens"):
+        if path.split()[1] in words.split():
+            lines += [f"\n## {path}\n", *described(command), *options_of(command)]
     return "\n".join(lines) + "\n"
 
 
@@ -229,6 +249,7 @@ def options_of(command: Command) -> list[str]:
 
 
 PAGES = {"methods.md": methods_page, "commands.md": commands_page}
+PAGES |= {name: partial(command_page, name) for name in COMMAND_PAGES}
 
 if __name__ == "__main__":
     flags.FILE.write_text(json.dumps(flags.registered(), indent=2) + "\n")

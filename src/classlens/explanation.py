@@ -135,11 +135,14 @@ class Explanation:
         logits = self.logits[row].detach().double().cpu()
         return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
-    def figure(self) -> Figure:
-        """A figure of the images and overlays: `e.figure().savefig("e.png")`."""
+    def figure(self, scale: str | float = "own") -> Figure:
+        """A figure of the images and overlays: `e.figure().savefig("e.png")`.
+
+        `scale="shared"` draws all maps on one scale, with numbers on the colour bar, so that amounts can be compared.
+        """
         from classlens import render
 
-        return render.figure(self)
+        return render.figure(self, scale)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write overlays and figure (PNG), maps (npz) and report (JSON) to a folder; returns the paths."""

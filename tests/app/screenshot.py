@@ -1,6 +1,6 @@
-"""The picture of the page in the docs (needs chromium).
+"""The pictures of the page in the docs (needs chromium): page.jpg, and a strip of screens on a desk and on a phone.
 
-PYTHONPATH=tests python tests/app/screenshot.py docs/images/page.jpg
+PYTHONPATH=tests python tests/app/screenshot.py docs/images
 """
 
 import io
@@ -10,26 +10,56 @@ from pathlib import Path
 
 from PIL import Image
 
-from app.browsing import Server, all_of, open_browser, shown, wait
+from app.browsing import Server, all_of, open_browser, resize, shown, wait
 
-WIDTH, HEIGHT, CAT = 1400, 900, 285
+CAT = 285
+DESK, PHONE = (1280, 880), (390, 844)
+HEIGHT, GAP = 620, 16  # of the strip
+# A screen of the strip: its size, the address of the view, how many maps it shows.
+SCREENS = (
+    (DESK, "", "one", 1),
+    (PHONE, "", "one", 1),
+    (PHONE, f"#sample=cat+and+espresso&class={CAT}", "one", 1),
+    (PHONE, f"#sample=cat+and+espresso&class={CAT}&view=two&with=967", "two", 3),
+    (PHONE, f"#sample=cat+and+espresso&class={CAT}&view=methods", "methods", 6),
+)
 
 
-def main(path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server, browser = Server(Path(folder), "efficientnet-lite0"), open_browser(folder)
+def screen(browser, address: str, size: tuple[int, int], view: str, maps: int) -> Image.Image:
+    """What the screen shows once all maps of a view are there."""
+    resize(browser, *size)
+    browser.get("about:blank")
+    browser.get(address)
+    wait(browser, lambda: len(shown(browser, view)) == maps and not all_of(browser, ".pending, .waiting"))
+    if size == PHONE and "class=" in address:  # as after a tap on the class
+        browser.execute_script("document.querySelector('#views').scrollIntoView()")
+    return Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+
+
+def side_by_side(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures of one height on white."""
+    small = [picture.resize((round(picture.width * HEIGHT / picture.height), HEIGHT)) for picture in pictures]
+    strip = Image.new("RGB", (sum(p.width + GAP for p in small) - GAP, HEIGHT), "white")
+    left = 0
+    for picture in small:
+        strip.paste(picture, (left, 0))
+        left += picture.width + GAP
+    return strip
+
+
+def main(folder: Path) -> None:
+    """Take them all."""
+    with tempfile.TemporaryDirectory() as scratch:
+        server, browser = Server(Path(scratch), "efficientnet-lite0"), open_browser(scratch)
         try:
-            window = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-            browser.get(server.address)
-            wait(browser, lambda: shown(browser))
-            all_of(browser, f'.bar[data-index="{CAT}"]')[0].click()
-            wait(browser, lambda: shown(browser)[0][0] == "Egyptian cat" and not all_of(browser, ".pending"))
-            png = browser.get_screenshot_as_png()
+            cat = f"{server.address}/#sample=cat+and+espresso&class={CAT}"
+            page = screen(browser, cat, (1400, 900), "one", 1)
+            strip = [screen(browser, f"{server.address}/{link}", size, view, n) for size, link, view, n in SCREENS]
         finally:
             browser.quit()
             server.stop()
-    Image.open(io.BytesIO(png)).convert("RGB").save(path, quality=88, optimize=True)
+    page.save(folder / "page.jpg", quality=88, optimize=True)
+    side_by_side(strip).save(folder / "page-strip.jpg", quality=82, optimize=True)
 
 
 if __name__ == "__main__":

@@ -355,9 +355,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Laid(nn.Module):
-    """A linear layer over patches in some layout; `merge` adds one that reads 2 x 2 patches at once."""
+    """A linear layer over patches in some layout; before it, 2 x 2 patches may become one, or one 2 x 2."""
 
-    def __init__(self, layout: str, merge: bool = False) -> None:
+    def __init__(self, layout: str, merge: str = "") -> None:
         super().__init__()
         self.embed, self.mix, self.head = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 5), nn.Linear(5, 2)
         self.both = nn.Linear(16, 4)
@@ -365,7 +365,11 @@ class Laid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
-        if self.merge:
+        if self.merge == "mean":
+            x = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).mean((3, 5))
+        if self.merge == "repeat":
+            x = x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).flatten(4).flatten(2, 3)
+        if self.merge == "layer":
             x = torch.cat([x[:, :, i::2, j::2] for j in range(2) for i in range(2)], 1)
             x = self.both(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         self.before = x.detach().clone()
@@ -373,13 +377,14 @@ class Laid(nn.Module):
         return self.head(mixed).sum() + mixed.reshape(2, -1)[:, :2]
 
 
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("merge", ["", "layer", "mean", "repeat"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_patches_in_any_layout_are_put_in_their_place(layout: str, merge: bool) -> None:
+def test_patches_in_any_layout_are_put_in_their_place(layout: str, merge: str) -> None:
     """Against the values themselves: what a layer reads at a place is what the map before it has there."""
     torch.manual_seed(0)
     model = Laid(layout, merge).eval()
-    tape = record(model, torch.randn(2, 3, 64, 96) if merge else torch.randn(2, 3, 32, 48))
+    scale = {"": 1, "repeat": 0.5}.get(merge, 2)
+    tape = record(model, torch.randn(2, 3, int(32 * scale), int(48 * scale)))
     (layer,) = (node for node in tape.nodes if node.module == "mix")
     tokens = token_layers(tape, tape.nodes)[layer]
     value = layer.inputs[0]

@@ -50,28 +50,28 @@ def main() -> None:
     if todo:
         files = test_files() if not args.near else sorted({t for file in sources for t in near_tests(file)})
         tests, imported = collected(files)
-        plan = Plan(args.seconds, measured(tests), imported)
+        plan = Plan(args.seconds, measured(tests, not args.known), imported)
         here = [m for m in todo if not plan.runs_on_import(m) or can_run_again(m, sources[m.file])]
-        keep = _kept(verdicts, len(here), args.near)
+        quick = args.near or args.known or args.seconds < SECONDS
+        keep = _kept(verdicts, len(here), quick)
         # In a fork: what is tried later needs a process that has not imported the package.
         if waited_for(forked(lambda: try_in_place(here, sources, plan, args.jobs, keep, files), None)):
             sys.exit("stopped; the next run goes on here")
         tried, verdicts = verdicts, Verdicts(everything)
         later = [m for m in todo if plan.runs_on_import(m) and verdicts.letters[m] == tried.letters[m]]
         if not args.near:
-            try_on_import(later, sources, plan, args.jobs, _kept(verdicts, len(later)))
+            try_on_import(later, sources, plan, args.jobs, _kept(verdicts, len(later), quick))
     if args.only == [""]:
         write_table(everything, verdicts)
     sys.exit(report(chosen, verdicts))
 
 
-def _kept(verdicts: Verdicts, count: int, kills_only: bool = False) -> Keep:
+def _kept(verdicts: Verdicts, count: int, quick: bool) -> Keep:
     """A function that keeps an outcome and says how far it is."""
     begun, done = time.monotonic(), itertools.count(1)
 
     def keep(mutant: Mutant, outcome: Outcome) -> None:
-        if outcome["outcome"] == "killed" or not kills_only:
-            verdicts.add(mutant, outcome)
+        verdicts.add(mutant, outcome, quick)
         if outcome["outcome"] == "survived":
             print(f"survived  {mutant.file}:{mutant.line}  {mutant.key}", flush=True)
         if (n := next(done)) % 100 == 0:
@@ -86,7 +86,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, help="so many faults; else all")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="what the tests of one fault take together")
-    parser.add_argument("--near", action="store_true", help="quick: only the test files beside; keeps kills only")
+    parser.add_argument("--near", action="store_true", help="quick: only the test files beside")
+    parser.add_argument("--known", action="store_true", help="leave out tests whose reach was not measured yet")
     parser.add_argument("--again", action="store_true", help="try those again that survived without a reason")
     parser.add_argument("--table", action="store_true", help="try nothing; write the table of what was tried")
     return parser.parse_args()

@@ -20,7 +20,8 @@ argument left out. A fault is killed when a test fails. Every fault that survive
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by tests that reach it and take {seconds:.0f} seconds together: one for each way through the changed
 function first, those of its own test file before others. Code that runs on import is tried by the tests of its own file
-and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes.
+and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes;
+`tools/mutants/verdicts.txt` keeps all of them.
 
 {state}
 
@@ -34,8 +35,8 @@ class Verdicts:
 
         methods/agf/terms.py factorised 8c2f0d6b41e7 kkkkskk.
 
-    A letter is a fault, in the order of the source: k killed, s survived, . not tried. The hash is that of the function
-    and its faults, so a line counts while these are as they were.
+    A letter is a fault, in the order of the source: k killed, s survived, q survived a quick run with fewer tests,
+    . not tried. The hash is that of the function and its faults, so a line counts while these are as they were.
     """
 
     def __init__(self, faults: Sequence[Mutant]) -> None:
@@ -58,10 +59,15 @@ class Verdicts:
         return self.letters[mutant] == "k"
 
     def survived(self, mutant: Mutant) -> bool:
-        return self.letters[mutant] == "s"
+        return self.letters[mutant] in ("s", "q")
 
-    def add(self, mutant: Mutant, outcome: Mapping[str, Any]) -> None:
-        self.letters[mutant] = outcome["outcome"][0]
+    def quickly(self, mutant: Mutant) -> bool:
+        """Whether it survived a quick run only."""
+        return self.letters[mutant] == "q"
+
+    def add(self, mutant: Mutant, outcome: Mapping[str, Any], quick: bool = False) -> None:
+        letter = outcome["outcome"][0]
+        self.letters[mutant] = "q" if quick and letter == "s" else letter
         known = {at: "".join(self.letters[m] for m in group) for at, group in self.groups.items()}
         known = {at: letters for at, letters in known.items() if letters.strip(".")}
         files = sorted((self.others | known).items(), key=lambda line: line[0][0])
@@ -113,6 +119,11 @@ def write_table(faults: Sequence[Mutant], verdicts: Verdicts) -> None:
             "has changed since. So the share of a file with few verdicts says little."
         )
     )
+    if quick := sum(map(verdicts.quickly, faults)):
+        state += (
+            f" {quick} of the survivors were tried in a quick run (`--seconds`), with only some of their tests; others "
+            "may kill them: `tools/mutants --again` tells."
+        )
     files = list(dict.fromkeys(m.file for m in faults))
     groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]
     lines = [_line(name, group, verdicts) for name, group in [*groups, ("all", list(faults))]]
@@ -133,7 +144,7 @@ def _survivors(faults: Sequence[Mutant], verdicts: Verdicts) -> str:
     groups += [
         (
             file,
-            "no reason yet. A test that was written since may kill it (`tools/mutants --again`).",
+            "no reason yet. A test that was written since, or that a quick run left out, may kill it.",
             [k for f, k in rest if f == file],
         )
         for file in dict.fromkeys(f for f, _ in rest)

@@ -23,8 +23,8 @@ Lines = dict[str, set[int]]  # by file
 Functions = Mapping[str, tuple[int, int, str]]  # first line, last line and version by name
 
 
-def measured(tests: Sequence[str]) -> Reach:
-    """The time of every test and the lines of the sources that it reaches.
+def measured(tests: Sequence[str], anew: bool = True) -> Reach:
+    """The time of every test and the lines of the sources that it reaches; without `anew`, of those known already.
 
     What was measured is kept in batches: the versions of the functions at that time, and what the tests reached.
     """
@@ -33,9 +33,11 @@ def measured(tests: Sequence[str]) -> Reach:
     known = {test: state for batch in batches for test, state in batch["states"].items()}
     todo = [test for test in tests if known.get(test) != states[test]]
     now = {file: functions((PACKAGE / file).read_text()) for file in source_files()}
-    if todo:
+    if todo and anew:
         print(f"measuring which lines {len(todo)} tests reach", flush=True)
         new = _traced(todo, Tracer.reached)
+        for test in sorted(set(todo) - set(new)):
+            print(f"fails or is skipped without any fault, so it is left out: {test}")
         reach = _with_lines(new, lambda source, lines: _by_function(lines, now[source]))
         versions = {file: {name: of for name, (_, _, of) in named.items()} for file, named in now.items()}
         batches.append({"states": {test: states[test] for test in reach}, "versions": versions, "reach": reach})
@@ -96,12 +98,12 @@ def _traced(arguments: Sequence[str], result: Callable[[Tracer], dict[str, Any]]
 
     def work() -> int:
         tracer = Tracer()
-        failed = pytest.main([*arguments, *QUIET], plugins=[tracer])
+        ended = pytest.main([*arguments, *(flag for flag in QUIET if flag != "-x")], plugins=[tracer])
         out.write_text(json.dumps(result(tracer)))
-        return int(failed)
+        return int(ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
 
     if waited_for(forked(work, log)):
-        sys.exit(f"the tests fail without any fault: {log}")
+        sys.exit(f"the tests cannot be run: {log}")
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
@@ -115,6 +117,7 @@ class Tracer:
         self.fixtures: dict[str, Lines] = {}  # by test file: what they reach counts for all its tests
         self.now: Lines = {}
         self.found: list[str] = []
+        self.failed: list[str] = []
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         file = self.files.get(frame.f_code.co_filename)
@@ -155,8 +158,14 @@ class Tracer:
         yield from self._during(lines)
         self.tests[item.nodeid] = {"seconds": time.process_time() - begun, "lines": lines}
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def reached(self) -> Reach:
-        """What each test reached, its fixtures included."""
+        """What each test reached, its fixtures included. A test that fails without any fault cannot judge one."""
+        for test in self.failed:
+            self.tests.pop(test, None)
         for test, reached in self.tests.items():
             lines = reached["lines"]
             for file, more in self.fixtures[file_of(test)].items():

@@ -9,6 +9,7 @@ module.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import importlib.abc
 import importlib.machinery
@@ -32,6 +33,7 @@ from reach import Plan, file_of
 from where import PACKAGE, QUIET
 
 MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
+IMPORT = "import"  # what kills a fault with which the module cannot be imported
 Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
 Keep = Callable[[Mutant, Outcome], None]
 Attempt = Callable[[Mutant, Sequence[str], int], int]  # a fault, its tests, where to write which of them failed
@@ -67,7 +69,12 @@ def try_in_place(
         def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
             source = mutant.applied(sources[mutant.file])
             if plan.runs_on_import(mutant):
-                run_again(mutant, sources[mutant.file], source)
+                run_again(mutant, sources[mutant.file], sources[mutant.file])
+                try:
+                    run_again(mutant, sources[mutant.file], source)
+                except Exception:
+                    os.write(answer, IMPORT.encode())
+                    return 1
             else:
                 replace(functions, codes[mutant.file], _codes(source, PACKAGE / mutant.file), mutant.owner)
             return _run(items, tests, answer)
@@ -146,7 +153,8 @@ def _tried(todo: Sequence[Mutant], plan: Plan, jobs: int, attempt: Attempt) -> I
             time.sleep(0.01)
     finally:  # interrupted: no fork goes on alone
         for trial in running:
-            os.kill(trial.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(trial.pid, signal.SIGKILL)
 
 
 def _passes(mutant: Mutant, test: str, attempt: Attempt) -> bool:
@@ -194,7 +202,7 @@ class Trial:
             sys.exit(f"this fault could not be tried: {self.mutant.file}:{self.mutant.line}  {self.mutant.key}")
         by = os.read(self.answer, 4096).decode() if code else ""
         os.close(self.answer)
-        by = by or (f"signal {-code}" if code < 0 else "import" if code else "")
+        by = by or (f"signal {-code}" if code < 0 else IMPORT if code else "")
         seconds = round(used.ru_utime + used.ru_stime, 2)
         return {"outcome": "killed" if by else "survived", "by": by, "seconds": seconds}
 

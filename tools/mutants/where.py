@@ -36,9 +36,8 @@ def test_files() -> list[str]:
 
 @functools.cache
 def near_tests(file: str) -> tuple[str, ...]:
-    """The test file that mirrors a source file, or else those of its folder; and those of the tables."""
+    """The test file that mirrors a source file, those of its folder if that is about one thing, and of the tables."""
     path = Path(file)
-    own = f"tests/{path.parent}/test_{path.stem}.py"
-    folder = (ROOT / own).parent.glob("test_*.py") if path.parent.as_posix() not in WIDE else ()
-    near = [own] if (ROOT / own).exists() else sorted(test.relative_to(ROOT).as_posix() for test in folder)
-    return *near, *TABLES
+    own = ROOT / f"tests/{path.parent}/test_{path.stem}.py"
+    folder = {own} if path.parent.as_posix() in WIDE else {own, *own.parent.glob("test_*.py")}
+    return *sorted(test.relative_to(ROOT).as_posix() for test in folder if test.exists()), *TABLES

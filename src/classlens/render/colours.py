@@ -2,7 +2,8 @@
 
     >>> overlay(explanation.pictures[0], explanation.maps[0, 0])     # (H,W,3) uint8
 
-Only pictures are scaled, never data: each map is drawn on its own scale, so colours compare positions, not amounts.
+Only pictures are scaled, never data: each map is drawn on its own scale, so colours compare positions, not amounts. To
+compare amounts, draw several maps on one scale: `scale=shared_scale(maps, signed)`.
 Overlays use a grey version of the image: a colour in them always means evidence.
 """
 
@@ -21,6 +22,7 @@ from classlens.errors import MethodError
 
 Evidence: TypeAlias = Tensor | NDArray[np.floating[Any]]  # (H,W)
 RGB: TypeAlias = NDArray[np.uint8]  # (H,W,3)
+Scale: TypeAlias = tuple[float, float]  # the values of no colour and of full colour
 
 _DIVERGING = LinearSegmentedColormap.from_list(
     "evidence",
@@ -47,14 +49,16 @@ def heatmap(evidence: Evidence, signed: bool = True) -> RGB:
     return to_bytes(_colours(scaled(evidence, signed), signed, _ALL))
 
 
-def overlay(picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8) -> RGB:
+def overlay(
+    picture: Tensor, evidence: Evidence, signed: bool = True, opacity: float = 0.8, scale: Scale | None = None
+) -> RGB:
     """A map over a grey version of an image (3,H,W) in [0,1]; the stronger the evidence, the more opaque the colour.
 
     >>> overlay(e.pictures[0], e.maps[0, 0], e.signed)      # without evidence: the grey image
 
-    The slices of a volume (3,D,H,W) share one scale.
+    The slices of a volume (3,D,H,W) share one scale. `scale` draws several maps on the same one (`shared_scale`).
     """
-    level = scaled(evidence, signed)
+    level = scaled(evidence, signed, scale)
     alpha = opacity * np.abs(level)[..., None]
     return to_bytes((1 - alpha) * grey(picture)[..., None] + alpha * _colours(level, signed, _VIVID))
 
@@ -65,15 +69,24 @@ def legend(signed: bool, opacity: float = 0.8) -> RGB:
     return overlay(paper, np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None, :], signed, opacity)
 
 
-def scaled(evidence: Evidence, signed: bool) -> NDArray[np.float64]:
+def scaled(evidence: Evidence, signed: bool, scale: Scale | None = None) -> NDArray[np.float64]:
     """The map scaled to [-1,1], symmetric around zero; an unsigned map to [0,1] from its minimum."""
     values = checked(evidence)
-    if not signed:
-        values = values - values.min()
-    size = np.abs(values)
+    low, high = scale or shared_scale(values, signed)
+    return np.clip((values - low) / (high - low), -1.0 if signed else 0.0, 1.0)
+
+
+def shared_scale(maps: Evidence, signed: bool) -> Scale:
+    """One scale for all these maps: the values that get no colour and full colour.
+
+    >>> shared_scale(np.array([[[-4.0, 1.0]], [[0.5, 2.0]]]), signed=True)
+    (0.0, 4.0)
+    """
+    values = checked(maps)
+    low = 0.0 if signed else float(values.min())
+    size = np.abs(values - low)
     # If a map is zero almost everywhere, its percentile is zero: then the maximum is the scale.
-    scale = np.percentile(size, _PERCENTILE) or size.max() or 1.0
-    return np.clip(values / scale, -1.0 if signed else 0.0, 1.0)
+    return low, low + float(np.percentile(size, _PERCENTILE) or size.max() or 1.0)
 
 
 def checked(evidence: Evidence) -> NDArray[np.float64]:

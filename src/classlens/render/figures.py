@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from classlens.errors import MethodError
-from classlens.render.colours import CLASS_COLOURS, grey, heatmap, legend, pixels_of, to_bytes
+from classlens.render.colours import CLASS_COLOURS, Scale, grey, heatmap, legend, pixels_of, shared_scale, to_bytes
 from classlens.render.outlines import overlay_of
 from classlens.render.panels import QUIET, caption, draw, foot, head, panels
 from classlens.render.slices import flat, strips, strongest
@@ -38,13 +38,19 @@ _TERMS = {
 }
 
 
-def figure(explanation: Explanation) -> Figure:
+def figure(explanation: Explanation, scale: str | float = "own") -> Figure:
     """One row for each image: the image, then an overlay for each class with its name and probability.
 
     >>> figure(explain(model, "photo.jpg", targets=["tabby", "espresso"])).savefig("two-classes.png")
+
+    Each map has its own scale: colours compare positions, not amounts. `scale="shared"` draws all maps of the figure on
+    one scale, and a number on that scale, so that figures can be compared too; the colour bar then has numbers.
     """
     if explanation.maps.dim() == 5:
+        if scale != "own":
+            raise MethodError(f"a figure of volumes has no scale={scale!r}: each strip has its own")
         return _of_volumes(explanation)
+    fixed = _fixed(explanation, scale)
     rows, classes, height, width = explanation.maps.shape
     signed = explanation.signed
     rivals = [[_lines(rival_text(explanation, row, k), 46) for k in range(classes)] for row in range(rows)]
@@ -54,12 +60,23 @@ def figure(explanation: Explanation) -> Figure:
         draw(axes[row][0], pixels_of(picture))
         head(axes[row][0], "picture")
         for k in range(classes):
-            draw(axes[row][1 + k], overlay_of(explanation, row, k))
+            draw(axes[row][1 + k], overlay_of(explanation, row, k, fixed))
             chance = probability_text(explanation.probability(row, k))
             head(axes[row][1 + k], class_name(explanation, row, k), chance, below=rivals[row][k])
     about = (explanation.method, explanation.model, _warning(explanation))
-    foot(fig, question_text(explanation), about, legend(signed), _ends(explanation))
+    foot(fig, question_text(explanation), about, legend(signed), _ends(explanation, fixed))
     return fig
+
+
+def _fixed(explanation: Explanation, scale: str | float) -> Scale | None:
+    """The values of no colour and of full colour, or None if each map has its own scale."""
+    if scale == "own":
+        return None
+    if scale == "shared":
+        return shared_scale(explanation.maps, explanation.signed)
+    if isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"):
+        return 0.0, float(scale)
+    raise MethodError(f'scale is "own", "shared" or a positive number, not {scale!r}')
 
 
 def _of_volumes(explanation: Explanation) -> Figure:
@@ -86,11 +103,14 @@ def _warning(explanation: Explanation) -> str:
     return "unreliable: see the notes" if explanation.report.warnings else ""
 
 
-def _ends(explanation: Explanation) -> tuple[str, str]:
-    """The labels of the two ends of the colour bar."""
+def _ends(explanation: Explanation, scale: Scale | None = None) -> tuple[str, str]:
+    """The labels of the two ends of the colour bar; with numbers if the scale is fixed."""
+    low, high = ("for rivals", "for it") if explanation.likeliest_rival(0, 0) else ("against", "for")
     if not explanation.signed:
-        return "none", "for"
-    return ("for rivals", "for it") if explanation.likeliest_rival(0, 0) else ("against", "for")
+        low, high = "none", "for"
+    if scale is None:
+        return low, high
+    return f"{low} {-scale[1] if explanation.signed else scale[0]:.2g}", f"{scale[1]:.2g} {high}"
 
 
 def comparison(explanations: Mapping[str, Explanation], failures: Mapping[str, str] | None = None) -> Figure:

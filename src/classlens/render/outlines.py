@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from classlens.core.targets import Asked, Box
-from classlens.render.colours import RGB, overlay
+from classlens.render.colours import RGB, Scale, overlay
 
 if TYPE_CHECKING:
     from classlens.core.targets.questions import Outline
@@ -23,9 +23,9 @@ _COLOUR = (255, 212, 0)  # neither red nor blue, and bright on a grey picture
 _LEAST = 7  # pixels: a smaller box is drawn larger, around its centre
 
 
-def overlay_of(explanation: Explanation, row: int, k: int) -> RGB:
+def overlay_of(explanation: Explanation, row: int, k: int, scale: Scale | None = None) -> RGB:
     """The overlay of a map, with the boxes and regions of its question."""
-    pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed)
+    pixels = overlay(explanation.pictures[row], explanation.maps[row, k], explanation.signed, scale=scale)
     target = explanation.target(row, k)
     return outlined(pixels, target.found.outlines) if isinstance(target, Asked) and pixels.ndim == 3 else pixels
 

@@ -74,7 +74,7 @@ def foot(fig: Figure, question: str, about: Sequence[str], bar: RGB, ends: tuple
     """The question, the method, and a small colour bar."""
     width, height = fig.get_size_inches()
     length, thickness, middle = 1.5, 0.13, 0.235  # inches
-    x = width - _MARGIN - 0.3 - length
+    x = width - _MARGIN - max(0.3, 0.07 * len(ends[1])) - length  # a fixed scale has a number there
     axes = fig.add_axes((x / width, (middle - thickness / 2) / height, length / width, thickness / height))
     axes.imshow(bar, aspect="auto")
     axes.set_axis_off()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from classlens import explanation as core
 from classlens.core.capture import Picker, unwrap
 from classlens.core.targets import Scalar, Targets
-from classlens.errors import ClasslensError, TargetError
+from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.explanation import Explanation, Report
 from classlens.models.loaded import LoadedModel
 from classlens.progress import listener
@@ -66,10 +66,12 @@ class Contrast(Explanation):
     def __repr__(self) -> str:
         return f"<Contrast ({self.mode}) of {len(self.neighbours)} images with their neighbours: {super().__repr__()}>"
 
-    def figure(self) -> Figure:
+    def figure(self, scale: str | float = "own") -> Figure:
         """A row for each image: the image, its neighbour, the map without and with the neighbour."""
         from classlens.selfsup.figure import figure
 
+        if scale != "own":
+            raise MethodError(f"a contrast has no scale={scale!r}: each of its maps has its own")
         return figure(self)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:

@@ -57,6 +57,15 @@ def test_a_max_pool_shares_by_size_over_its_windows(pool: nn.MaxPool2d, size: tu
     assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
 
 
+def test_a_pool_that_is_called_with_its_size_alone() -> None:
+    """torch's defaults hold: the stride is the size, and a last window that does not fit is left out."""
+    x = torch.rand(1, 2, 8, 7, dtype=torch.float64)
+    node = pooled(Does(lambda x: F.max_pool2d(x, 3)), x)
+    relevance = torch.rand(1, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
+    assert torch.allclose(ours[:, 0], by_hand(nn.MaxPool2d(3), x[0], relevance[:, 0]), rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool3d(2), nn.MaxPool3d((1, 2, 2)), nn.MaxPool3d(3, 2, 1),
              nn.MaxPool3d((2, 3, 2), 2, ceil_mode=True),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
-from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep
-from classlens.errors import UnsupportedOp
+from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep, forgetting
+from classlens.errors import CaptureError, UnsupportedOp
 from steps import Does
 
 X = torch.tensor([[[[1.0, -2.0], [3.0, 0.5]]], [[[4.0, 1.0], [-1.0, 2.0]]], [[[-3.0, 5.0], [2.0, 1.0]]]])  # (3,1,2,2)
@@ -219,3 +219,23 @@ def test_biases_alone_keep_relevance_apart_for_each_image() -> None:
     tape = record(Fills().eval(), X)
     sweep = propagate(tape, {tape.output: torch.ones(1, *X.shape)}, rule_for)
     assert torch.equal(sweep.absorbed, (X < 0).sum((1, 2, 3)).double()[None])
+
+
+def test_the_whole_relevance_stays_if_no_weight_is_given() -> None:
+    ledger = Ledger(1)
+    ledger.quotient(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[0.0, 2.0]]))
+    assert torch.as_tensor(ledger.absorbed).tolist() == [[3.0]]
+
+
+def test_values_are_freed_behind_the_sweep() -> None:
+    """Those of the node that was visited and of all later ones; the network's output and earlier values stay."""
+    tape = record(Does(lambda x: ((x * 2).relu() + 1).flip(2)).eval(), X)
+    first, relu, add, _ = tape.nodes
+    gradients = {node.outputs[0]: ONES for node in tape.nodes}
+    forgetting(tape, gradients)(relu)
+    for node in (relu, add):
+        with pytest.raises(CaptureError, match="was freed"):
+            _ = node.outputs[0].tensor
+    assert torch.equal(tape.output.tensor, (2 * X).relu().add(1).flip(2))
+    assert torch.equal(first.outputs[0].tensor, 2 * X)
+    assert set(gradients) == {first.outputs[0]}

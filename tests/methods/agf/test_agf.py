@@ -317,8 +317,64 @@ def test_a_stride_over_two_positions_is_smoothed_too() -> None:
     ).eval()
     e = classlens.explain(model, pictures(size=(16, 16)), 3, trace=True)
     (layer,) = [t for t in e.trace if t.name == "2"]
+    assert set(layer.terms) == {"C", "A", "F_x", "F_dx", "M", "gradient", "Phi"}
     assert (layer.terms["Phi"] != 0).all()
     assert (layer.terms["C"][..., 1:, :] == 0).all()
+
+
+class OneChannel(nn.Module):
+    """Patches as tokens; a layer over them reads their first channel alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.mix, self.head = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 4), nn.Linear(4, 3)
+        self.mix.weight.data[:, 1:] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = nn.functional.softplus(self.patch(x)).flatten(2).mT
+        return self.head(nn.functional.softplus(self.mix(tokens)).mean(1))
+
+
+def test_fewer_channels_of_a_token_are_no_stride() -> None:
+    """Smoothing is for positions: channels beside each other have nothing in common."""
+    torch.manual_seed(0)
+    e = classlens.explain(OneChannel().eval(), pictures(size=(32, 32)), 1, trace=True)
+    (layer,) = [t for t in e.trace if t.name == "mix"]
+    assert (layer.terms["Phi"][..., 0] != 0).all()
+    assert (layer.terms["Phi"][..., 1:] == 0).all()
+
+
+@pytest.mark.parametrize("method", ["agf", "agf-paper", "agf-release"])
+def test_a_negative_scale_of_a_norm_is_a_matter_of_writing(method: str) -> None:
+    """Weights and scale with the opposite signs compute the same, so they have the same map."""
+    model, x = build("plain").double(), pictures().double()
+    before = classlens.explain(model, x, 3, method)
+    conv, norm = model.features[4], model.features[5]
+    with torch.no_grad():
+        for t in (conv.weight, conv.bias, norm.weight, norm.running_mean):
+            t[::2] *= -1
+    after = classlens.explain(model, x, 3, method)
+    assert torch.allclose(after.logits, before.logits)
+    assert torch.allclose(after.maps, before.maps, rtol=1e-6, atol=1e-12)
+
+
+class Shifts(nn.Module):
+    """Adds a constant to a feature map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.b(torch.relu(self.a(x)) + 0.5).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["agf-paper", "agf-release"])
+def test_a_constant_that_is_added_gets_no_share(method: str) -> None:
+    torch.manual_seed(0)
+    layers = classlens.explain(Shifts().eval(), pictures(), 1, method, trace=True).trace
+    phi = {t.name or t.op: t.terms["Phi"] for t in layers}
+    assert torch.equal(phi["add"], phi["b"])
 
 
 def test_equal_logits_are_refused_with_the_image_named() -> None:
@@ -327,6 +383,25 @@ def test_equal_logits_are_refused_with_the_image_named() -> None:
     nn.init.zeros_(model.head[3].bias)
     with pytest.raises(TargetError, match="logits of image 0 are all equal"):
         classlens.explain(model, pictures())
+
+
+def test_one_image_with_equal_logits_is_enough_to_refuse() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 900, 3, bias=False))
+    x = pictures()
+    x[1] = 0  # nothing is seen
+    for targets in (None, 0):
+        with pytest.raises(TargetError, match="logits of image 1 are all equal"):
+            classlens.explain(model.eval(), x, targets)
+
+
+def test_one_saturated_score_is_enough_for_a_note() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 900, 3)).eval()
+    x = pictures()
+    assert classlens.explain(model, x, classlens.top(1), "agf-release").report.notes == ()
+    x[1] *= 1e6
+    (note,) = classlens.explain(model, x, classlens.top(1), "agf-release").report.notes
+    assert note.startswith("a score is saturated")
 
 
 def test_a_network_without_weights_is_refused() -> None:

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import reference
+from classlens.errors import MethodError
 from classlens.methods.agf import terms as agf
 from classlens.methods.agf.terms import PAPER, RELEASE
 
@@ -159,6 +160,12 @@ def test_shift_takes_off_what_the_residual_adds(everywhere: bool) -> None:
         assert ours.sum() == c.sum()
 
 
+def test_a_single_unit_takes_off_all_that_it_adds() -> None:
+    c = torch.tensor([0.0, 0.0, -2.0, 0.0]).reshape(1, 1, 1, 2, 2)
+    assert torch.equal(agf.shifted(c, torch.full_like(c, 3.0), False), c)
+    assert torch.equal(agf.shifted(0 * c, 0 * c, True), 0 * c)  # no unit at all: nothing is divided by 0
+
+
 def test_balanced_residual_keeps_sum_zeros_and_proportion() -> None:
     carrier, residual = random(2, 3, 4, 5, 5), random(2, 3, 1, 5, 5, seed=1)
     carrier[random(2, 3, 4, 5, 5, seed=2) > 0.5] = 0  # how many units are off differs from place to place
@@ -179,6 +186,7 @@ def test_a_constant_residual_is_left_out() -> None:
     carrier = random(1, 1, 4, 5, 5).float()
     residual = torch.full((1, 1, 1, 5, 5), 0.1)
     assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+    assert torch.equal(agf.balanced_residual(-residual, carrier, 0.2), carrier)
     assert torch.equal(agf.balanced_residual(residual, 0 * carrier, 0.2), 0 * carrier)
 
 
@@ -212,6 +220,30 @@ def test_coarse_evidence_counts_where_relevance_is_near() -> None:
         slow = near * (s - (near * s).sum() / near.sum())
         slow *= fine.abs().sum() / slow.abs().sum()
         assert torch.allclose(added[k, b], slow.expand(3, 40, 48) / 3)  # colours share equally
+
+
+def test_relevance_is_near_within_a_twentieth_of_the_side() -> None:
+    relevance = torch.zeros(1, 1, 1, 70, 90)
+    relevance[..., 30, 40] = 1.0
+    added = agf.with_coarse(relevance, random(1, 1, 1, 70, 90).float()) - relevance
+    rows, columns = (added[0, 0, 0] != 0).nonzero().unbind(1)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (26, 34, 36, 44)  # 70 / 20 is 3.5: four pixels
+
+
+def test_the_least_likely_class_has_evidence_too() -> None:
+    """Its logit is the one that others are measured from."""
+    logits = torch.tensor([[-2.0, 1.0, -3.0]], dtype=torch.float64, requires_grad=True)
+    score = agf.highlighted_from_lowest(logits, torch.tensor([[2]]))
+    (gradient,) = torch.autograd.grad(score.sum(), logits)
+    assert gradient[0, 2] > 0.01
+
+
+def test_terms_by_their_names() -> None:
+    for term in ("A", "Fx", "Fdx", "M", "gate"):
+        assert agf.read_options(term).dropped == {term}
+    assert agf.read_options(only="C").dropped == {"A", "Fx", "Fdx", "M"}
+    with pytest.raises(MethodError, match="unknown without='coarse'; the terms are A, Fx, Fdx, M, gate"):
+        agf.read_options(["A", "coarse"])
 
 
 def test_constant_coarse_evidence_is_left_out() -> None:

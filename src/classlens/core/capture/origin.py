@@ -310,7 +310,8 @@ def place_index(tape: Tape) -> dict[Value, Places]:
     """The places of each value that was computed place by place from a feature map (B, C, h, w).
 
     Attention computes each token from all others; its output belongs to the place of the query. A linear layer that
-    reads 2 x 2 neighbours at once makes a coarser grid.
+    reads 2 x 2 neighbours at once makes a coarser grid, and so does a sum over them; entries that are repeated, as a
+    nearest-neighbour interpolation does, make a finer one.
     """
     grids: dict[int, Grid] = {}
     axes = len(tape.image.shape) - 2
@@ -322,6 +323,15 @@ def place_index(tape: Tape) -> dict[Value, Places]:
         index = torch.arange(1.0, count + 1, dtype=torch.float32, device=tape.image.tensor.device)
         return index.reshape(1, 1, *shape[2:]) if count else index.new_zeros([1] * len(shape))
 
+    def finer(index: Tensor) -> Tensor:
+        grid, sizes = grids.get(int(index.max())), index.shape[2:]
+        if grid is None or len(sizes) != axes or sizes == grid or any(a % b for a, b in zip(sizes, grid, strict=True)):
+            return index
+        repeated = torch.arange(1.0, math.prod(grid) + 1).to(index).reshape(1, 1, *grid)
+        for axis, (size, before) in enumerate(zip(sizes, grid, strict=True), 2):
+            repeated = repeated.repeat_interleave(size // before, axis)
+        return fresh(torch.Size([1, 1, *sizes])) if torch.equal(index, repeated) else index
+
     def merged(index: Tensor) -> Tensor | None:
         grid = grids.get(int(index.max()))
         coarser = None if grid is None else _coarser(index, grid)
@@ -331,7 +341,7 @@ def place_index(tape: Tape) -> dict[Value, Places]:
         fresh(torch.Size([1, 1, *sizes]))
         return numbers
 
-    found = _followed(tape, Numbering(fresh, merged, restarts=True), lambda index: index)
+    found = _followed(tape, Numbering(fresh, merged, restarts=True), finer)
     last = {value: grids.get(int(index.max())) for value, index in found.items() if index.numel()}
     return {value: Places(grid, found[value]) for value, grid in last.items() if grid is not None}
 

@@ -258,7 +258,7 @@ def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
     return sums.transpose(0, 1)
 
 
-def shifted(c: Tensor, residual: Tensor, everywhere: bool = False) -> Tensor:
+def shifted(c: Tensor, residual: Tensor, everywhere: bool) -> Tensor:
     """Delta-shift (Def. 2): C + r, minus what r adds in total, spread evenly over the places where C != 0."""
     axes = tuple(range(2, c.dim()))
     active = c != 0
