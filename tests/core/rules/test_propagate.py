@@ -239,3 +239,12 @@ def test_values_are_freed_behind_the_sweep() -> None:
     assert torch.equal(tape.output.tensor, (2 * X).relu().add(1).flip(2))
     assert torch.equal(first.outputs[0].tensor, 2 * X)
     assert set(gradients) == {first.outputs[0]}
+
+
+def test_a_ledger_that_is_given_is_the_one_that_is_reported() -> None:
+    tape = record(Does(lambda x: x.flip(2)).eval(), X)
+    visited: list[Node] = []
+    ledger = Ledger(3, torch.full((1, 3), 5.0).double())
+    sweep = propagate(tape, {tape.output: ONES[None]}, rule_for, ledger=ledger, done=visited.append)
+    assert sweep.absorbed.tolist() == [[5.0, 5.0, 5.0]]
+    assert tuple(visited) == tape.nodes

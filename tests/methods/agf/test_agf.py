@@ -286,6 +286,18 @@ def test_trace_has_every_term_of_every_layer() -> None:
         assert c.shape == r.shape
 
 
+@pytest.mark.parametrize("method", ["agf", "agf-paper"])
+def test_no_trace_is_kept_unless_it_is_requested(method: str) -> None:
+    assert classlens.explain(build("plain"), pictures(), 3, method).trace == ()
+
+
+def test_influence_alone_has_nothing_to_factorise_and_no_note() -> None:
+    shallow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    (note,) = classlens.explain(shallow.eval(), pictures(), 1).report.notes
+    assert "nothing could be factorised" in note
+    assert classlens.explain(shallow.eval(), pictures(), 1, "agf(only=C)").report.notes == ()
+
+
 def test_trace_of_the_layer_that_reads_a_flattened_map() -> None:
     e = classlens.explain(build("dense-head"), pictures(), 3, "agf-release", trace=True)
     (layer,) = [t for t in e.trace if {"C", "M"} <= set(t.terms) and t.op == "linear"]

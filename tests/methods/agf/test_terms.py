@@ -190,6 +190,12 @@ def test_a_constant_residual_is_left_out() -> None:
     assert torch.equal(agf.balanced_residual(residual, 0 * carrier, 0.2), 0 * carrier)
 
 
+def test_a_residual_that_differs_in_its_last_digit_is_left_out() -> None:
+    carrier, residual = random(1, 1, 4, 56, 56).float(), torch.full((1, 1, 1, 56, 56), 0.1)
+    residual[random(1, 1, 1, 56, 56, seed=1) > 0] = float(np.nextafter(np.float32(0.1), np.float32(1)))
+    assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+
+
 def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
     small, smaller = random(2, 3, 4, 4), 1000 * random(2, 3, 2, 2, seed=1)
     ours = agf.coarse([small, smaller], (8, 8))
@@ -242,8 +248,22 @@ def test_terms_by_their_names() -> None:
     for term in ("A", "Fx", "Fdx", "M", "gate"):
         assert agf.read_options(term).dropped == {term}
     assert agf.read_options(only="C").dropped == {"A", "Fx", "Fdx", "M"}
+    assert agf.read_options(residual="gradcam").gradcam
+    assert not agf.read_options().gradcam
     with pytest.raises(MethodError, match="unknown without='coarse'; the terms are A, Fx, Fdx, M, gate"):
         agf.read_options(["A", "coarse"])
+    with pytest.raises(MethodError, match="unknown residual='cam'; the only choice is residual=gradcam"):
+        agf.read_options(residual="cam")
+
+
+def test_a_dropped_term_is_missing_in_the_residual() -> None:
+    x, gradient, c = random(2, 3, 4, 4), random(1, 2, 3, 4, 4, seed=1), random(1, 2, 3, 4, 4, seed=2)
+    terms = agf.residual(x, gradient, c, agf.BALANCED, agf.Options()).named()
+    for dropped, name in (("Fx", "F_x"), ("Fdx", "F_dx"), ("M", "M")):
+        left = agf.residual(x, gradient, c, agf.BALANCED, agf.Options(frozenset([dropped])))
+        rest = {other: t for other, t in terms.items() if other != name}
+        assert all(torch.equal(left.named()[other], t) for other, t in rest.items())
+        assert not left.named()[name].any()
 
 
 def test_constant_coarse_evidence_is_left_out() -> None:
