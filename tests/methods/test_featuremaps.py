@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods.featuremaps import all_maps, chosen_maps, share_read
+from classlens.methods.featuremaps import all_maps, chosen_maps, share_read, spatial_cuts
 from classlens.methods.registry import Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
 from networks import build, pictures
+from steps import Does
 
 CAMS = ["gradcam", "layercam", "finer-cam"]
 FAR = (3, 3), (44, 60)  # two pixels
@@ -215,3 +217,20 @@ def test_a_class_token_that_reads_no_patch_leaves_the_map_empty() -> None:
 
     e = classlens.explain(Apart().eval(), pictures(1, (32, 48)), 1, "gradcam")
     assert not e.maps.any()
+
+
+def test_the_map_before_an_average_however_it_is_written() -> None:
+    """The input of an average pool is shown, also if the pool is a sum over windows, or copied after it."""
+    conv, head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 2)
+    pools: dict[str, Callable[[Tensor], Tensor]] = {
+        "pool": lambda t: F.avg_pool2d(t, 4),
+        "sum": lambda t: t.unflatten(3, (2, 4)).unflatten(2, (2, 4)).sum((3, 5)) / 16,
+        "copy": lambda t: torch.cat(F.avg_pool2d(t, 4).split(1, 1), 1).clone(),
+    }
+    x, found = torch.rand(1, 3, 8, 8), {}
+    for name, pool in pools.items():
+        tape = record(Does(lambda x, pool=pool: head(pool(conv(x).relu()).flatten(1))).eval(), x)
+        found[name] = spatial_cuts(tape)[0].value.shape
+    assert set(found.values()) == {torch.Size([1, 4, 8, 8])}
+    stacked = Does(lambda x: head(torch.stack([conv(x)] * 3).sum(0)[:, :, ::4, ::4].flatten(1)))
+    assert len(spatial_cuts(record(stacked.eval(), x))) > 1  # a sum of branches is no pool

@@ -24,7 +24,8 @@ from classlens.methods.inputs import whole
 from classlens.methods.places import convolution
 from classlens.methods.registry import Case
 
-_AVERAGES = of_kind(Kind.AVERAGE_POOL)
+_AVERAGES, _SUMS = of_kind(Kind.AVERAGE_POOL), ("mean", "sum")
+_KEEP_VALUES = of_kind(Kind.SAME, Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.DIVISION) | {"mul"}
 _MOST_EXTRA_TOKENS = 16  # class, distillation and register tokens besides the patches
 
 
@@ -47,7 +48,7 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
     No skip connection or branch bypasses such a map. The input of an average pool is preferred to its output: it holds
     the same evidence in more detail.
     """
-    cuts, frontier, above = [], {tape.output}, 0
+    cuts, frontier, above, averages = [], {tape.output}, 0, averaged(tape)
     for node in reversed(tape.nodes):
         frontier.difference_update(node.outputs)
         frontier.update(node.inputs)
@@ -55,9 +56,21 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
         if len(frontier) == 1:
             (value,) = frontier
             found = feature_map(tape, value, above)
-            if found is not None and value is not tape.image and tape.producer[value].op not in _AVERAGES:
+            if found is not None and value is not tape.image and value not in averages:
                 cuts.append(found)
     return cuts
+
+
+def averaged(tape: Tape) -> set[Value]:
+    """The outputs of average pools, also of those written out as sums over windows, and copies of them."""
+    found: set[Value] = set()
+    axes = len(tape.image.shape)  # of a map; its windows have one more for each axis of places
+    for node in tape.nodes:
+        before, after = len(node.inputs[0].shape), len(node.outputs[0].shape)
+        pooled = node.op in _AVERAGES or (node.op in _SUMS and (before, after) == (2 * axes - 2, axes))
+        if pooled or (node.op in _KEEP_VALUES and found.issuperset(node.inputs)):
+            found.update(node.outputs)
+    return found
 
 
 def feature_map(tape: Tape, value: Value, above: int = 0) -> FeatureMap | None:

@@ -84,6 +84,11 @@ class Tail:
                     raise MethodError(
                         f"legrad cannot classify the tokens of a block: {node.where} reads other values too"
                     )
+                if node.op == "as_strided_scatter":
+                    raise MethodError(
+                        f"legrad cannot classify the tokens of a block: {node.module or 'the model'} writes to a view "
+                        "of its output; write that step without the underscore or inplace=True"
+                    )
                 live.update(node.outputs)
                 nodes.append(node)
         return cls(nodes, tape, value)

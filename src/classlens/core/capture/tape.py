@@ -88,6 +88,8 @@ class Node:
 
         `constants` changes the floating-point tensors among its other arguments.
         """
+        if self.op in _BY_MEMORY and isinstance(self.args[0], Value):
+            inputs = (_laid_out(inputs[0], self.args[0].tensor), *inputs[1:])
         fresh = iter(inputs)
 
         def fill(leaf: Any) -> Any:
@@ -98,6 +100,16 @@ class Node:
 
         args, kwargs = map_leaves((self.args, self.kwargs), fill)
         return _run(self.func, args, kwargs, self.mutates)
+
+
+_BY_MEMORY = ("as_strided", "as_strided_scatter")  # their strides are those of the recorded tensor
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """The same values in the memory layout of another tensor."""
+    if x.stride() == like.stride():
+        return x
+    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: Any, mutates: bool) -> tuple[Tensor, ...]:
