@@ -48,11 +48,8 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
     No skip connection or branch bypasses such a map. The input of an average pool is preferred to its output: it holds
     the same evidence in more detail. Proposals have positions of their own, so their maps do not count.
     """
-<<<<<<< HEAD
-    cuts, frontier, above, chosen = [], {tape.output}, 0, chosen_values(tape.nodes)
-=======
-    cuts, frontier, above, averages = [], {tape.output}, 0, averaged(tape)
->>>>>>> main
+    cuts, frontier, above = [], {tape.output}, 0
+    others = averaged(tape) | chosen_values(tape.nodes)
     for node in reversed(tape.nodes):
         frontier.difference_update(node.outputs)
         frontier.update(node.inputs)
@@ -60,13 +57,7 @@ def spatial_cuts(tape: Tape) -> list[FeatureMap]:
         if len(frontier) == 1:
             (value,) = frontier
             found = feature_map(tape, value, above)
-<<<<<<< HEAD
-            if found is None or value is tape.image or value in chosen:
-                continue
-            if tape.producer[value].op not in _AVERAGES:
-=======
-            if found is not None and value is not tape.image and value not in averages:
->>>>>>> main
+            if found is not None and value is not tape.image and value not in others:
                 cuts.append(found)
     return cuts
 
