@@ -125,7 +125,7 @@ def test_a_whole_picture_is_read_wholly() -> None:
     e = classlens.explain(model, x, 2, "gradcam", output=lambda y: y.mean((2, 3)))
     expected = model(x)[0, 2].detach().clamp(min=0) / (48 * 64)
     torch.testing.assert_close(e.maps[0, 0], expected, rtol=1e-9, atol=1e-15)
-    assert e.report.notes == ()
+    assert not any("an earlier one" in note for note in e.report.notes)
 
 
 class Queries(nn.Module):
