@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.errors import MethodError, UnsupportedOp
-from classlens.methods.rollout import halved, positive_mean, rows_read, through_attention, with_identity
+from classlens.methods.rollout import gained, halved, positive_mean, rows_read, through_attention
 
 FUSED = F.scaled_dot_product_attention
 
@@ -40,7 +40,15 @@ def test_rows_sum_to_1_with_the_identity() -> None:
     assert torch.allclose(halved(attention), torch.tensor([[0.6, 0.4], [0.3, 0.7]]))
     pools = torch.tensor([[0.25, 0.75]])  # one query: it is none of the tokens, so nothing flows past
     assert torch.equal(halved(pools), pools)
-    assert torch.equal(with_identity(pools), pools)
+
+
+def test_what_tokens_gain_from_others() -> None:
+    """read ((I + E2) (I + E1) - I); attention that pools has no identity: read P (I + E1)."""
+    source = torch.Generator().manual_seed(1)
+    first, second, pools = (torch.rand(n, 3, generator=source).double() for n in (3, 3, 2))
+    read, one = torch.rand(3, generator=source).double(), torch.eye(3).double()
+    assert torch.allclose(gained(read, [first, second])[0], read @ ((one + second) @ (one + first) - one))
+    assert torch.allclose(gained(read[:2], [first, pools])[0], read[:2] @ pools @ (one + first))
 
 
 def test_the_positive_part_is_taken_for_each_head() -> None:
