@@ -64,6 +64,16 @@ def open_browser(folder):
     return webdriver.Chrome(options, Service(DRIVER))
 
 
+def open_fresh(browser, address):
+    """The page of a visitor who has not been here before, with its first sample explained."""
+    browser.get(address)
+    browser.execute_script("sessionStorage.clear()")  # a reload would show the view before
+    browser.get("about:blank")
+    browser.get(address)
+    wait(browser, lambda: shown(browser))
+    return browser
+
+
 def resize(browser, width, height, scale=1):
     """A screen of this size; below 500 pixels it is a phone's."""
     screen = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}

@@ -14,11 +14,10 @@ from selenium.webdriver.common.keys import Keys
 from app.browsing import (
     CHROMIUM,
     DRIVER,
-    Server,
     all_of,
     click_class,
     notice,
-    open_browser,
+    open_fresh,
     open_tab,
     send,
     shown,
@@ -28,26 +27,9 @@ from app.browsing import (
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = open_browser(tmp_path_factory.mktemp("browser"))
-    yield made
-    made.quit()
-
-
 @pytest.fixture
 def page(server, browser):
-    """The page, freshly opened, with its first sample explained."""
-    browser.get(server.address)
-    wait(browser, lambda: shown(browser))
-    return browser
+    return open_fresh(browser, server.address)
 
 
 def test_a_picture_is_uploaded_and_two_classes_are_clicked(page, tmp_path):

@@ -11,11 +11,10 @@ from selenium.webdriver.common.keys import Keys
 from app.browsing import (
     CHROMIUM,
     DRIVER,
-    Server,
     all_of,
     click_class,
     notice,
-    open_browser,
+    open_fresh,
     open_tab,
     resize,
     send,
@@ -31,29 +30,11 @@ both = pytest.mark.parametrize("page", [DESK, PHONE], indirect=True, ids=["desk"
 phone = pytest.mark.parametrize("page", [PHONE], indirect=True, ids=["phone"])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = open_browser(tmp_path_factory.mktemp("browser"))
-    yield made
-    made.quit()
-
-
 @pytest.fixture
 def page(server, browser, request):
     """The page of a visitor who has not been here before, on a screen of this size."""
     resize(browser, *request.param)
-    browser.get("about:blank")
-    browser.get(server.address)
-    browser.execute_script("sessionStorage.clear()")
-    wait(browser, lambda: shown(browser))
-    return browser
+    return open_fresh(browser, server.address)
 
 
 def box(browser, selector):

@@ -25,7 +25,11 @@ HEAD = f"{markup.icon()}<script>{_file('script.js')}</script>"
 OPACITY_JS = "(percent) => { document.documentElement.style.setProperty('--opacity', percent / 100); }"
 SAVE_JS = "(parcel) => classlens.save(parcel)"
 REMEMBER_JS = "(address) => classlens.remember(address)"
-RECALL_JS = "() => [classlens.recall()]"
+# The page's script may be loaded after the page: without its answer the page would stay empty.
+RECALL_JS = """async () => {
+  while (typeof classlens === "undefined") await new Promise((later) => setTimeout(later, 10));
+  return [classlens.recall()];
+}"""
 ARRIVED_JS = "() => classlens.dim(false)"
 
 _LIVE_JS = "element.setAttribute('aria-live', 'polite');"  # a screen reader reads a new map's heading

@@ -88,9 +88,11 @@ class Node:
 
         `constants` changes the floating-point tensors among its other arguments.
         """
-        if self.op in _BY_MEMORY and isinstance(self.args[0], Value):
-            inputs = (_laid_out(inputs[0], self.args[0].tensor), *inputs[1:])
-        fresh = iter(inputs)
+        base = self.arguments()["input"] if self.op in _BY_MEMORY else None
+        fresh = iter(
+            _laid_out(given, base.tensor) if isinstance(base, Value) and value is base else given
+            for value, given in zip(self.inputs, inputs, strict=True)
+        )
 
         def fill(leaf: Any) -> Any:
             if isinstance(leaf, Value):
