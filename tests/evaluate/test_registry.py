@@ -207,11 +207,19 @@ def test_one_object_adds_a_test_to_the_command(labelled: Path, tmp_path: Path, m
 def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path) -> None:
     register(FOCUS)
     common = {"data": (str(labelled), str(masked)), "methods": ("gradcam",), "model": "world:make", "limit": 5}
-    report = run(Settings(tests=tuple(t for t in TESTS if t != "planted"), everything=True, **common), tmp_path / "a")
+    report = run(
+        Settings(
+            tests=tuple(name for name, test in TESTS.items() if name != "planted" and not test.own),
+            everything=True,
+            **common,
+        ),
+        tmp_path / "a",
+    )
     assert {table.config.test for table in report.tables} == {
         "perturbation",
         "segmentation",
         "pointing",
+        "disconnected",
         "sanity",
         "focus",
     }

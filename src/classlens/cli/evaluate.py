@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 def evaluate(
     test: str,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--data",
             "-d",
@@ -30,11 +34,7 @@ def evaluate(
             help="A data set; can be repeated. The layout is detected: a folder for each class (wnid), VOC, Oxford "
             "pets, images/ + masks/, gtsegs_ijcv.mat. To set it, write `pets:DIR`.",
         ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
-    ],
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -89,13 +89,15 @@ def evaluate(
     from classlens.models.loading import pick_device
 
     everything = test == "all"
+    suitable = (name for name, t in TESTS.items() if t.serves(PLAIN.offers) and not t.own)
+    tests = tuple(suitable) if everything else (str(test),)
     settings = Settings(
-        tests=tuple(name for name, t in TESTS.items() if t.serves(PLAIN.offers)) if everything else (str(test),),
+        tests=tests,
         everything=everything,
-        data=tuple(data),
+        data=tuple(data or ()),
         methods=tuple(split_names(methods)),
         options=options_of_tests(**options),
-        model=model,
+        model=TESTS[tests[0]].own or model,
         weights=None if weights == "none" else weights,
         device=pick_device(device),
         frame=frame,
