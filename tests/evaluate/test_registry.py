@@ -219,8 +219,8 @@ def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path)
         "perturbation",
         "segmentation",
         "pointing",
-        "disconnected",
         "sanity",
+        "repeatability",
         "focus",
     }
     alone = run(Settings(tests=("focus",), **common), tmp_path / "b")
@@ -303,7 +303,8 @@ def test_a_flag_of_another_test_is_refused(labelled: Path, tmp_path: Path) -> No
 
 def test_options_by_their_names() -> None:
     assert options_of_tests() == ()
-    (made,) = options_of_tests(max_grids=3)
+    made, also = options_of_tests(max_grids=3)  # of pointing, and of another test with such a flag
+    assert also.max_grids == 3
     assert made.max_grids == 3
     chosen = Settings(tests=("pointing", "sanity"), data=("x",), methods=("agf",), options=(made,))
     assert chosen.options_of("pointing") is made

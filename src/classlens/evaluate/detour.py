@@ -104,7 +104,7 @@ def is_cut(model: nn.Module, images: Tensor, call: int) -> bool:
 
 
 def cut_at(model: nn.Module, images: Tensor, found: Survey, stride: int) -> int:
-    """The last call through which all evidence passes and whose map is at most `stride` times smaller than the image."""
+    """The last call that all evidence passes through and whose map is at most `stride` times smaller than the image."""
     least = images.shape[2] // stride
     for call in sorted((call for call, size in found.sizes.items() if size[0] >= least), reverse=True):
         if is_cut(model, images, call):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from classlens.errors import ModelError
@@ -90,15 +91,21 @@ def test_a_cut_is_where_nothing_passes_by(model: Skipping) -> None:
         survey(nn.Sequential(nn.Conv2d(3, 4, 32), nn.Flatten(), nn.Linear(4, 2)), probe)
 
 
-def test_a_run(labelled: Path, tmp_path: Path) -> None:
+def test_a_run(tmp_path: Path) -> None:
+    for i, colour in enumerate([(200, 60, 60), (60, 200, 60), (60, 60, 200), (100, 100, 100)] * 2):
+        Image.new("RGB", (48, 48), colour).save(tmp_path / f"{i}.png")  # grey is "nothing", the fourth class
     options = options_of_tests(kinds=("full",), depths=("input", "final"), confidence=0.0)
     settings = Settings(
         tests=("disconnected",),
-        data=(str(labelled),),
-        methods=("gradient", "random"),
+        data=(str(tmp_path),),
+        methods=("gradient-x-input", "random"),
         model="world:make",
         options=options,
     )
-    for table in run(settings, tmp_path).tables:
-        assert table.rows["gradient"][0].value == pytest.approx(100)
+    tables = run(settings, tmp_path / "run").tables
+    assert [table.title for table in tables] == ["DiFull, input", "DiFull, final"]
+    for table in tables:
+        assert table.rows["gradient-x-input"][0].n == 2
         assert table.rows["random"][0].value < 60
+        shares = table.rows["gradient-x-input"][0].value  # 0 where the first cell is grey: nothing is positive there
+        assert shares in (pytest.approx(100), pytest.approx(50))

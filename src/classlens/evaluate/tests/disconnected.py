@@ -7,7 +7,8 @@ first image is explained by a head that is connected to this cell alone:
     part    the grid goes through the network as one image, so features near the edge see a little of their neighbours
 
 Evidence in another cell is wrong by construction with `full`, and nearly so with `part`. The map is made at three
-depths: at the input, at the last feature map that is at most 8 times smaller, and at the one that the head pools. The score is the share of the positive relevance in the first cell.
+depths: at the input, at the last feature map that is at most 8 times smaller, and at the one that the head pools. The
+score is the share of the positive relevance in the first cell.
 """
 
 from __future__ import annotations
