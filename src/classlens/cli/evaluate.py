@@ -86,15 +86,15 @@ def evaluate(
     from classlens.core.method_text import split_names
     from classlens.evaluate import TESTS, Settings, options_of_tests, run
     from classlens.evaluate.settings import PLAIN
+    from classlens.evaluate.truth import prove, shipped_pictures
     from classlens.models.loading import pick_device
 
-    everything = test == "all"
-    suitable = (name for name, t in TESTS.items() if t.serves(PLAIN.offers) and not t.own)
-    tests = tuple(suitable) if everything else (str(test),)
+    group = {"all": lambda t: t.serves(PLAIN.offers) and not t.own, "truth": lambda t: t.proof and not t.own}.get(test)
+    tests = tuple(name for name, t in TESTS.items() if group(t)) if group else (str(test),)
     settings = Settings(
         tests=tests,
-        everything=everything,
-        data=tuple(data or ()),
+        everything=group is not None,
+        data=tuple(data or (shipped_pictures(out) if test == "truth" else ())),
         methods=tuple(split_names(methods)),
         options=options_of_tests(**options),
         model=TESTS[tests[0]].own or model,
@@ -110,13 +110,13 @@ def evaluate(
         threads=threads,
     )
     with Bar() as bar:
-        report = run(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
+        report = (prove if test == "truth" else run)(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
     _print(report)
 
 
 def add_evaluate(app: App) -> None:
     """Add the command to an app; its other flags are those of the tests."""
-    add_command(app, evaluate, "evaluate", everything=True)
+    add_command(app, evaluate, "evaluate", groups=True)
 
 
 def _print(report: Report) -> None:

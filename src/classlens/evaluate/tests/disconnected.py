@@ -207,6 +207,7 @@ register(
         panels=lambda table, rows: [comparison(table, chance=100 / SIDE**2)],
         picture_score=lambda rows: floats(rows, "drawn"),
         picture_score_name="the share in the first cell",
+        proof=("share in the cell",),
         place=32,
     )
 )

@@ -182,6 +182,7 @@ TEST = register(
         group="picture",
         picture_score=lambda rows: floats(rows, "drawn"),
         picture_score_name="the amount that is right",
+        proof=("ignored", "amount"),
         place=5,
     )
 )

@@ -212,6 +212,7 @@ register(
         units=_units,
         score_together=_score,
         panels=_panels,
+        proof=("correlation, shift", "correlation, jpeg"),
         place=45,
     )
 )
