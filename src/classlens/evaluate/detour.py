@@ -26,7 +26,7 @@ class Detour(TorchFunctionMode):
     """Replaces the results of some calls. Other modes, such as a recorder, see the replacements."""
 
     def __init__(self, changes: Mapping[int, Change]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._changes = changes
         self._count = -1
 

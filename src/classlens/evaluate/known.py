@@ -174,11 +174,10 @@ class Deep(Plain):
         super().__init__()
         width = len(COLOURS) + 2
         self.pool = nn.AvgPool2d(CELL)
-        self.after = nn.Sequential(nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU())
-        with torch.no_grad():
-            for layer in (self.after[0], self.after[2]):
-                nn.init.dirac_(layer.weight)
-                layer.bias.zero_()
+        layers = nn.Conv2d(width, width, 1, bias=False), nn.Conv2d(width, width, 1, bias=False)
+        for layer in layers:
+            nn.init.dirac_(layer.weight)  # each passes on what it gets
+        self.after = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU())
 
     def features(self, x: Tensor) -> Tensor:
         found: Tensor = self.after(self.pool(super().features(x)))
@@ -207,9 +206,9 @@ def loaded(name: str = "plain") -> LoadedModel:
 def colours() -> nn.Conv2d:
     """A channel for each colour: 1 where a pixel has it, at most 0 elsewhere. Magenta: red + blue - green - 1."""
     layer = nn.Conv2d(3, len(COLOURS), 1)
-    for channel, colour in zip(range(len(COLOURS)), COLOURS.values(), strict=True):
-        layer.weight[channel] = 2.0 * torch.tensor(colour, dtype=torch.float32)[:, None, None] - 1
-        layer.bias[channel] = 1.0 - sum(colour)
+    wanted = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
+    layer.weight.copy_(2 * wanted[:, :, None, None] - 1)
+    layer.bias = nn.Parameter(1 - wanted.sum(1))
     return layer
 
 
@@ -218,10 +217,8 @@ def shapes() -> nn.Conv2d:
     """Passes the colours on, and adds a channel that is 1 at the centre of a green plus, and blue once more."""
     names = list(COLOURS)
     layer = nn.Conv2d(len(names), len(names) + 2, BOX, padding=BOX // 2)
-    layer.weight.zero_()
-    layer.bias.zero_()
-    for k in range(len(names)):
-        layer.weight[k, k, BOX // 2, BOX // 2] = 1
+    layer.bias = nn.Parameter(torch.zeros(len(names) + 2))
+    nn.init.dirac_(layer.weight)
     layer.weight[len(names), names.index("green")] = 2.0 * template("plus")
     layer.bias[len(names)] = 1 - 2 * PIXELS
     layer.weight[len(names) + 1, names.index("blue"), BOX // 2, BOX // 2] = 1

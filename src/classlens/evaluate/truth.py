@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from classlens import files
 from classlens.data.images import open_image
 from classlens.evaluate import tables
+from classlens.evaluate.metrics import Metric, mean
 from classlens.evaluate.registry import TESTS, Config
 from classlens.evaluate.report import Report
 from classlens.evaluate.runner import run
 from classlens.evaluate.settings import Settings
-from classlens.evaluate.stats import Estimate
 from classlens.evaluate.tables import Table
 from classlens.progress import Progress, silent
 
@@ -54,22 +56,22 @@ def prove(
 
 
 def side_by_side(found: Sequence[Table], methods: Sequence[str]) -> Table:
-    """One table with the columns of many: those that the tests' proofs name."""
+    """One table of many: a row for each metric that the tests' proofs name, a column for each method."""
     chosen = [
         (table, i) for table in found for i, metric in enumerate(table.metrics)
         if metric.name in TESTS[table.config.test].proof
     ]  # fmt: skip
-    columns = tuple(replace(table.metrics[i], name=f"{table.title}: {table.metrics[i].name}") for table, i in chosen)
-    nothing = Estimate(float("nan"), float("nan"), float("nan"), 0)
     rows = {
-        method: tuple(table.rows[method][i] if method in table.rows else nothing for table, i in chosen)
-        for method in methods
+        f"{table.title}: {tables.headings(table)[i + 1]}": tuple(table.rows[method][i] for method in methods)
+        for table, i in chosen
     }
-    remark = "Each column is the headline of a test whose right answer is known; the tables of the runs have the rest."
-    return Table("Truth", remark, "all tests", Config("truth"), columns, rows)
+    # The estimates are those of the tests: a column only names its method.
+    columns = tuple(Metric(method, 0, lambda rows: mean(np.zeros(len(rows)))) for method in methods)
+    remark = "A row for each test whose right answer is known. ↑: higher is better. RUN/*/table.md has all columns."
+    return Table("Truth", remark, "all tests", Config("truth"), columns, rows, "test")
 
 
-def shipped_pictures(out: str | os.PathLike[str]) -> tuple[str, ...]:
+def shipped_pictures(out: str | os.PathLike[str]) -> str:
     """A folder with windows of the picture that ships with the package, for those who have no data at hand."""
     folder = Path(out) / "pictures"
     picture = open_image(_PICTURE)
@@ -83,4 +85,4 @@ def shipped_pictures(out: str | os.PathLike[str]) -> tuple[str, ...]:
                 content = io.BytesIO()
                 picture.crop((left, top, left + width, top + height)).save(content, "PNG")
                 files.write_bytes(file, content.getvalue())
-    return (str(folder),)
+    return str(folder)

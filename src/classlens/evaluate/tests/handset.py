@@ -182,7 +182,7 @@ TEST = register(
         group="picture",
         picture_score=lambda rows: floats(rows, "drawn"),
         picture_score_name="the amount that is right",
-        proof=("ignored", "amount"),
+        proof=("amount",),
         place=5,
     )
 )
