@@ -51,14 +51,14 @@ SIDE = 2  # cells along each side
 
 def stitched(cells: Tensor) -> Tensor:
     """(B*4,C,h,w) -> (B,C,2h,2w): the cells of each grid, row by row."""
-    grids = cells.unflatten(0, (-1, SIDE, SIDE)).permute(0, 3, 1, 4, 2, 5)
-    return grids.flatten(4, 5).flatten(2, 3)
+    grids: Tensor = cells.unflatten(0, (-1, SIDE, SIDE)).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    return grids
 
 
 def unstitched(grids: Tensor) -> Tensor:
     """The inverse of `stitched`."""
-    cells = grids.unflatten(3, (SIDE, -1)).unflatten(2, (SIDE, -1)).permute(0, 2, 4, 1, 3, 5)
-    return cells.flatten(0, 2)
+    cells: Tensor = grids.unflatten(3, (SIDE, -1)).unflatten(2, (SIDE, -1)).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+    return cells
 
 
 def first_cell(grids: Tensor) -> Tensor:

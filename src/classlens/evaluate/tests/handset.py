@@ -70,7 +70,8 @@ def scores(evidence: Tensor, picture: Picture, name: str) -> dict[str, float]:
 
 def by_cell(values: Tensor) -> Tensor:
     """(64,64) -> (8,8): the sum over each cell; a cell holds one object at most."""
-    return values.unflatten(1, (-1, CELL)).unflatten(0, (-1, CELL)).sum((1, 3))
+    cells: Tensor = values.unflatten(1, (-1, CELL)).unflatten(0, (-1, CELL)).sum((1, 3))
+    return cells
 
 
 def _shares(values: Tensor) -> Tensor:

@@ -213,6 +213,6 @@ register(
         score_together=_score,
         panels=_panels,
         proof=("correlation, shift", "correlation, jpeg"),
-        place=45,
+        place=47,
     )
 )
