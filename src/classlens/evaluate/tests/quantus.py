@@ -7,6 +7,7 @@ forward passes, some of them many maps, so few images are used, one at a time, a
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,10 +119,13 @@ def judged(scene: Scene, config: Config, found: Explained, row: int) -> dict[str
         np.random.seed(config["seed"])  # noqa: NPY002 - Quantus draws from it
         metric = getattr(quantus, judge.name)(**judge.settings(evidence.size), disable_warnings=True)
         a = evidence.clip(min=0) if judge.masked else evidence  # shares of a signed map have no meaning
-        result = metric(
-            model=network.module, x_batch=image, y_batch=target, a_batch=a, s_batch=area, explain_func=explain_func,
-            device=str(next(network.module.parameters()).device), channel_first=True,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a perturbation without effect, such as black on black, is an answer too
+            result = metric(
+                model=network.module, x_batch=image, y_batch=target, a_batch=a, s_batch=area,
+                explain_func=explain_func, channel_first=True,
+                device=str(next(network.module.parameters()).device),
+            )  # fmt: skip
         value = judge.result(result)
         values[name] = value if np.isfinite(value) else None
     return values
