@@ -270,7 +270,7 @@ def test_an_unknown_name(name: str, text: str) -> None:
 
 def test_an_unknown_name_lists_the_kinds() -> None:
     with pytest.raises(ModelError) as error:
-        load("resnet50")
+        load("no-such-network")
     for kind in KINDS:
         assert kind in str(error.value)
 
