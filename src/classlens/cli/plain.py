@@ -59,6 +59,7 @@ class PlainCommand(TyperCommand):
             shown = copy.copy(self)
             shown.rich_markup_mode = None
             shown.help = re.sub(r"(?s)```text\n(.*?)\n```", lambda block: _wrapped(block[1], columns), self.help or "")
+            formatter.width = columns - 1  # its own limits suit wide terminals
             formatter.write_dl = functools.partial(formatter.write_dl, col_max=10)  # what it says needs the room
         super(PlainCommand, shown).format_help(ctx, formatter)
 
