@@ -103,6 +103,19 @@ def test_a_max_pool_of_maps_without_channels_shares_alike(dilation: int) -> None
     assert torch.allclose(ours, expected[:, :, 0])
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_adaptive_windows_share_by_size_too(n: int) -> None:
+    """Windows of 5 places for 2 outputs: 0 to 2 and 2 to 4 along each axis, so some places are in several."""
+    torch.manual_seed(0)
+    x = torch.rand(1, 2, *[5] * n, dtype=torch.float64)
+    pool = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[n - 1]
+    (node,) = record(Does(lambda x: pool(x, 2)).eval(), x).nodes
+    relevance = torch.rand(1, 1, 2, *[2] * n, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
+    alike = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[n - 1](3, 2)
+    assert torch.allclose(ours[:, 0], by_hand(alike, x[0], relevance[:, 0]), rtol=1e-9)
+
+
 def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
     x = torch.rand(1, 2, 6, 6)
 
