@@ -14,7 +14,7 @@ from skips import Allowed, Skipped, read_list, unlisted
 ROOT = Path(__file__).resolve().parents[1]
 BROWSER = Allowed("tests/app", "needs chromium", "apt", ci=False)
 CUDA = Allowed("tests/cli", "without CUDA", "no such machine", ci=True)
-TWO_PROCESSES = ["-p", "xdist", "-n", "2", "--dist", "worksteal"]  # as `make unit` runs them
+TWO_PROCESSES = ["-p", "xdist", "-n", "2", "--dist", "loadfile"]  # as `make unit` runs them
 
 
 def test_what_is_listed_may_be_skipped_and_in_ci_less() -> None:
