@@ -81,12 +81,13 @@ class Ledger:
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums."""
+        if self.images == 1:  # the usual case, and no index is needed
+            rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
+            return rows.flatten(1).sum(1, dtype=torch.float64)[:, None]
         return self._axis(relevance).total(relevance, self.images)
 
     def _axis(self, relevance: Tensor) -> Axis:
         """The images in relevance of the running node: at its output, or at an input of it."""
-        if self.images == 1:
-            return Axis(0, torch.zeros(relevance.shape[1], dtype=torch.int64))
         if self.axes is None or self.node is None:
             return Axis(0, torch.arange(self.images))
         for value in (*self.node.outputs, *self.node.inputs):
