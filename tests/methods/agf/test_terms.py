@@ -228,6 +228,30 @@ def test_coarse_evidence_counts_where_relevance_is_near() -> None:
         assert torch.allclose(added[k, b], slow.expand(3, 40, 48) / 3)  # colours share equally
 
 
+def test_an_unlikely_class_has_more_evidence_against_it_than_for_it() -> None:
+    """Two colours, two classes, two images. Pixels 6, 2, 0, -1 of a class with p = .35: with 2.5 taken off each, 3.5 of
+    the magnitude of 10 is positive."""
+    pixels = torch.tensor([6.0, 2.0, 0.0, -1.0]).reshape(1, 1, 1, 2, 2)
+    relevance = torch.cat([pixels, 0 * pixels], 2).repeat(2, 2, 1, 1, 1)
+    p = torch.tensor([[0.35, 0.9], [1.0, 0.0]])
+    lowered, taken = agf.at_odds(relevance, p)
+    assert torch.allclose(taken, 4 * torch.tensor([[2.5, 0.0], [0.0, 6.0]]).double())
+    assert torch.allclose(lowered, relevance - (taken / 8).float()[..., None, None, None])  # a half of each colour
+    for same in (0 * relevance, -pixels.abs().expand(2, 2, 2, 2, 2)):  # nothing is positive
+        kept, nothing = agf.at_odds(same, p)
+        assert torch.equal(kept, same)
+        assert not nothing.any()
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.97])
+def test_evidence_for_and_against_is_at_the_odds_of_the_class(p: float) -> None:
+    relevance = torch.randn(1, 3, 3, 9, 8, generator=torch.Generator().manual_seed(0)).double().abs()
+    lowered, taken = agf.at_odds(relevance, torch.full((1, 3), p).double())
+    positive = lowered.sum(2).clamp(min=0).sum((2, 3)) / lowered.sum(2).abs().sum((2, 3))
+    assert torch.allclose(positive, torch.full((1, 3), p).double())
+    assert torch.allclose(taken, (relevance - lowered).sum((2, 3, 4)))
+
+
 def test_relevance_is_near_within_a_twentieth_of_the_side() -> None:
     relevance = torch.zeros(1, 1, 1, 70, 90)
     relevance[..., 30, 40] = 1.0

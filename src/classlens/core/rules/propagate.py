@@ -99,19 +99,19 @@ class Ledger:
             "explain one image at a time"
         )
 
-    def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
+    def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
         """R / z. If no input contributes to a unit, its value comes from its bias: the relevance stays there.
 
         The same holds for a contribution that a smooth activation reduced to almost 0 (1e-39), where R / z would be
-        infinite. `weight` times that relevance is recorded as absorbed.
+        infinite. That relevance is recorded as absorbed.
         """
         size = total.abs()
         least = torch.finfo(total.dtype).tiny ** 0.5
-        per_unit = torch.div(relevance, total, out=out)
+        per_unit = relevance / total
         if size.numel() and size.amin() >= least:
             return per_unit
         nothing = size < least
-        self.absorb(torch.where(nothing, relevance, 0), weight)
+        self.absorb(torch.where(nothing, relevance, 0))
         return per_unit.masked_fill_(nothing, 0)
 
 

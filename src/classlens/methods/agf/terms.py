@@ -323,6 +323,26 @@ def with_coarse(relevance: Tensor, coarse: Tensor) -> Tensor:
     return relevance + (size * near * _centred(coarse, near) / relevance.shape[2]).to(relevance)
 
 
+def at_odds(relevance: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
+    """Relevance at the image (K,B,C,H,W), lowered if the class is unlikely; and how much was taken off in all (K,B).
+
+    A class with the probability p (K,B) has evidence for and against it at odds of at most p / (1 - p): the positive
+    pixels have at most p of the map's magnitude. Otherwise the same level t is subtracted from every pixel, so their
+    order does not change. Sorted pixels v_1 >= v_2 >= ... give t exactly: with i pixels above it, these hold
+    P = sum_{j <= i} v_j - i t, the whole map has the magnitude 2 P - (sum v - N t), and P is to be p of that.
+    """
+    values = relevance.sum(2).double().flatten(2).sort(-1, descending=True).values  # (K,B,N)
+    above, number = values.cumsum(-1), torch.arange(1, values.shape[-1] + 1, device=values.device)
+    p, total, size = probability.double()[..., None], above[..., -1:], values.shape[-1]
+    positive = above - number * values  # P for a level at each of the pixels
+    fits = (positive <= p * (2 * positive - total + size * values)).sum(-1, keepdim=True)
+    i = fits.clamp(min=1)  # the first always fits, but for rounding
+    level = ((1 - 2 * p) * above.gather(-1, i - 1) + p * total) / ((1 - 2 * p) * i + p * size)
+    level = torch.where((level > 0) & (p < 1), level, 0)
+    lowered = relevance - (level / relevance.shape[2]).to(relevance).reshape(*p.shape, *[1] * (relevance.dim() - 3))
+    return lowered, level[..., 0] * size
+
+
 def _nearby(t: Tensor) -> Tensor:
     """The mean of maps (K,B,1,H,W), float64, not negative, over a square around each pixel.
 
