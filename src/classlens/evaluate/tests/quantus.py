@@ -74,7 +74,7 @@ JUDGES = {
         "PixelFlipping", -1, lambda pixels: {"features_in_step": pixels // STEPS},
         result=lambda found: float(np.mean(found[0])),  # of the curve; Quantus 0.6 cannot integrate with numpy 2.4
     ),
-    "road": Judge(
+    "remove and debias": Judge(
         "ROAD", -1, _road_settings,
         result=lambda found: float(np.mean(list(found.values()))),
     ),
