@@ -1,8 +1,8 @@
 """Layers that are written in other ways are recorded alike, so that a map does not depend on how they are written.
 
 A product with a constant matrix is a linear layer: `x @ w` is recorded as `F.linear(x, w.T)`. `stack([a, b]).sum(0)` is
-recorded as `a + b`. torch's attention layer is recorded as what it calls: projections and
-`scaled_dot_product_attention`, or softmax between two products.
+recorded as `a + b`. An interpolation that repeats values moves them, as `repeat_interleave` does. torch's attention
+layer is recorded as what it calls: projections and `scaled_dot_product_attention`, or softmax between two products.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture.tape import Node, Value
-from classlens.core.ops import arguments
+from classlens.core.ops import NEAREST, arguments
 
 
 class Layer(NamedTuple):
@@ -58,6 +58,14 @@ def as_sum(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Ma
     if not plain or summed.get("dtype") is not None:
         return None
     return Layer("add", torch.add if op == "sum" else _mean_of_two, maker.inputs, {})
+
+
+def as_move(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer | None:
+    """The move that an interpolation by nearest neighbours is; None if it is none."""
+    if op != "interpolate":
+        return None
+    repeats = arguments(op, func, args, kwargs).get("mode", "nearest") in ("nearest", "nearest-exact")
+    return Layer(NEAREST, func, args, kwargs) if repeats else None
 
 
 def _mean_of_two(a: Tensor, b: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
-from classlens.core.capture.layers import as_layer, as_sum, opened_attention
+from classlens.core.capture.backward import has_odd_layout
+from classlens.core.capture.layers import as_layer, as_move, as_sum, opened_attention
 from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
@@ -44,6 +45,7 @@ class Recorder(TorchFunctionMode):
         self.image_node: Any = None
         self.switched = False  # the network tried to switch gradients off, or to attach a hook to them
         self.opaque = ""  # an operation that torch cannot differentiate, and where it is
+        self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
 
     def admit_image(self, image: Tensor) -> None:
@@ -110,7 +112,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:  # fmt: skip
         args, kwargs = frozen
         op = ops.canonical(func)
-        layer = as_layer(op, func, args, kwargs) or as_sum(op, func, args, kwargs, self.makers)
+        call = (op, func, args, kwargs)
+        layer = as_layer(*call) or as_sum(*call, self.makers) or as_move(*call)
         if layer is not None:
             op, func, args, kwargs = layer
             inputs = ()
@@ -119,6 +122,7 @@ class Recorder(TorchFunctionMode):
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
             self.opaque = self.opaque or f"{op} in {self._module() or 'the model itself'}"
         node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        self.odd = self.odd or (op == "batch_norm" and has_odd_layout(node.inputs[0].tensor))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
 
