@@ -2,10 +2,10 @@
 
     python tools/fuzz.py --networks 10000
 
-Network i is drawn from the seed --seed + i, written in an awkward way (in-place writes, views, other spellings, wrappers, low
-precisions) and explained by several methods, which take turns. tests/fuzzing.py says what "right" means. A wrong map is
-printed with the network that gives it, and the exit code is then 1. The counts are kept in --state after every hundred
-networks: the same command goes on from there. Ctrl-C prints the table of what was done.
+Network i is drawn from the seed --seed + i, written in an awkward way (in-place writes, views, other spellings,
+wrappers, low precisions) and explained by several methods, which take turns. tests/fuzzing.py says what "right" means.
+A wrong map is printed with the network that gives it, and the exit code is then 1. The counts are kept in --state after
+every hundred networks: the same command goes on from there. Ctrl-C prints the table of what was done.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
         case.tape.check_gradients()
         with case.tape.differentiating():
             found = [
-                gradients(logits, [leaf], start, case.tape.odd, retain_graph=k + 1 < len(starts))[0]
+                gradients([logits], [leaf], [start], case.tape.odd, retain_graph=k + 1 < len(starts))[0]
                 for k, start in enumerate(starts)
             ]
     return torch.stack(found).to(precise(points))

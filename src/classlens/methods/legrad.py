@@ -108,4 +108,5 @@ class Tail:
             tokens = output.tensor.detach().clone().requires_grad_()
             logits = self(tokens.mean(self.axis, keepdim=True).expand_as(tokens))
             scores = (logits * case.directions(logits.detach())).flatten(1).sum(1)
-            return torch.stack([gradients(s, [tokens], None, case.tape.odd, retain_graph=True)[0] for s in scores])
+            one = torch.ones_like(scores[0])
+            return torch.stack([gradients([s], [tokens], [one], case.tape.odd, retain_graph=True)[0] for s in scores])

@@ -132,7 +132,7 @@ def best_mask(
         score = scores(logits, target, case.scalars, probability).sum()
         loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + score
         with case.tape.differentiating():
-            (gradient,) = gradients(loss, [leaf], None, case.tape.odd)
+            (gradient,) = gradients([loss], [leaf], [torch.ones_like(loss)], case.tape.odd)
         mask = (mask + descent.step(gradient)).clamp(0, 1)
         tick()
     return enlarged_mask(mask, size, 5 * settings.scale)

@@ -50,7 +50,7 @@ def test_norms_in_any_memory_order(name: str) -> None:
         assert torch.equal(given, g)
         for point in (at.detach(), regular(at).detach()):
             point.requires_grad_()
-            (found,) = gradients(norm(point), [point], given, has_odd_layout(point))
+            (found,) = gradients([norm(point)], [point], [given], has_odd_layout(point))
             assert torch.allclose(found, expected, atol=1e-6), (point.stride(), given.stride())
 
 

@@ -14,20 +14,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 _NORMS = frozenset(("NativeBatchNormBackward0", "NativeBatchNormLegitBackward0"))  # an instance norm is one inside
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def gradients(
-    outputs: Tensor | GradientEdge | Sequence[Tensor], inputs: Sequence[Any], cotangents: Any, odd: bool = False,
-    **options: Any,
+    outputs: Sequence[Tensor | GradientEdge], inputs: Sequence[Tensor | GradientEdge], cotangents: Sequence[Tensor],
+    odd: bool = False, **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """`torch.autograd.grad`; `odd` says that a batch norm reads a tensor of which `has_odd_layout` is true."""
-    starts: Any = [outputs] if isinstance(outputs, Tensor | GradientEdge) else list(outputs)
+    """`torch.autograd.grad`; `odd` says that a batch norm reads a tensor of which `has_odd_layout` is true.
+
+    torch gets edges of its graph. With tensors, it would switch modes off for the backward pass, such as the one that
+    keeps checkpointed parts in float32.
+    """
+    starts, ends = [_edge(one) for one in outputs], [_edge(one) for one in inputs]
     with _in_order(starts, odd):
-        return torch.autograd.grad(starts, inputs, cotangents, **options)
+        return torch.autograd.grad(starts, ends, cotangents, **options)
+
+
+def _edge(one: Tensor | GradientEdge) -> GradientEdge:
+    return get_gradient_edge(one) if isinstance(one, Tensor) else one
 
 
 def has_odd_layout(t: Tensor) -> bool:
@@ -48,7 +56,7 @@ def regular(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _in_order(outputs: Sequence[Tensor | GradientEdge], odd: bool) -> Iterator[None]:
+def _in_order(outputs: Sequence[GradientEdge], odd: bool) -> Iterator[None]:
     """Put the gradients that reach batch norms in order; the hooks are gone afterwards."""
 
     def ordered(found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -70,9 +78,9 @@ def _ordered(gradient: Tensor, odd: bool) -> Tensor:
     return torch.empty_like(gradient, memory_format=last).copy_(gradient)
 
 
-def _norms_behind(outputs: Sequence[Tensor | GradientEdge]) -> list[Any]:
+def _norms_behind(outputs: Sequence[GradientEdge]) -> list[Any]:
     """The nodes of autograd's graph that differentiate a batch norm."""
-    todo: list[Any] = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
+    todo: list[Any] = [one.node for one in outputs]
     seen, found = {None}, []
     while todo:
         node = todo.pop()

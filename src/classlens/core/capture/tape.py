@@ -193,8 +193,10 @@ class Tape:
 
     def _backward(self, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Any, ...]:
         assert self.output.edge is not None
-        edges = [value.edge for value in wanted]
-        return backward.gradients(self.output.edge, edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True)
+        edges = [value.edge for value in wanted if value.edge is not None]
+        return backward.gradients(
+            [self.output.edge], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True
+        )
 
     def check_gradients(self, values: Sequence[Value] = ()) -> None:
         """Refuse gradients that autograd would silently get wrong."""
@@ -210,9 +212,14 @@ class Tape:
 
     @contextlib.contextmanager
     def differentiating(self) -> Iterator[None]:
-        """Autograd's errors as one line, with the module if it is known."""
+        """Autograd's errors as one line, with the module if it is known.
+
+        A checkpointed part of the network runs again in here, in the precision of the recorded pass.
+        """
+        from classlens.core.capture.precision import in_float32  # which needs this module
+
         try:
-            with onednn_errors():
+            with onednn_errors(), in_float32(self.float32):
                 yield
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
