@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
 from classlens.core.capture.backward import has_odd_layout
-from classlens.core.capture.layers import as_layer, as_move, as_sum, opened_attention
+from classlens.core.capture.layers import as_layer, as_limit, as_move, as_sum, opened_attention
 from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
         args, kwargs = frozen
         op = ops.canonical(func)
         call = (op, func, args, kwargs)
-        layer = as_layer(*call) or as_sum(*call, self.makers) or as_move(*call)
+        layer = as_layer(*call) or as_sum(*call, self.makers) or as_move(*call) or as_limit(*call)
         if layer is not None:
             op, func, args, kwargs = layer
             inputs = ()
