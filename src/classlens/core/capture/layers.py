@@ -1,9 +1,9 @@
 """Layers that are written in other ways are recorded alike, so that a map does not depend on how they are written.
 
 A product with a constant matrix is a linear layer: `x @ w` is recorded as `F.linear(x, w.T)`. `stack([a, b]).sum(0)` is
-recorded as `a + b`. An interpolation that repeats values moves them, as `repeat_interleave` does. The maximum of a value
-and 0 is a ReLU. torch's attention layer is recorded as what it calls: projections and `scaled_dot_product_attention`,
-or softmax between two products.
+recorded as `a + b`. An interpolation that repeats values moves them, as `repeat_interleave` does. The maximum of a
+value and 0 is a ReLU. torch's attention layer is recorded as what it calls: projections and
+`scaled_dot_product_attention`, or softmax between two products.
 """
 
 from __future__ import annotations
