@@ -52,6 +52,7 @@ class Recorder(TorchFunctionMode):
         self.switched = False  # the network tried to switch gradients off, or to attach a hook to them
         self.opaque = ""  # an operation that torch cannot differentiate, and where it is
         self.kept_bytes = self.largest = self.checked = 0  # of tensors so far, and at the last check of free memory
+        self.input: tuple[int, ...] = ()  # the shape of the first tensor
         self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
 
@@ -80,10 +81,11 @@ class Recorder(TorchFunctionMode):
         """
         if tensor.device.type != "cpu" or any(ref() is not None for ref in self.by_storage.get(_storage(tensor), ())):
             return
+        self.input = self.input or tensor.shape
         self.kept_bytes, self.largest = self.kept_bytes + tensor.nbytes, max(self.largest, tensor.nbytes)
         if self.kept_bytes >= self.checked + CHECKED:
             self.checked = self.kept_bytes
-            size = " x ".join(map(str, self.image.shape))
+            size = " x ".join(map(str, self.input))
             check_memory(8 * self.largest, f"after {self._module() or 'a part of the model'}, input of {size}")
 
     def __torch_function__(
