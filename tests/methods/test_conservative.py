@@ -80,6 +80,7 @@ def test_the_deviation_of_a_group_is_a_constant(shape: tuple[int, ...]) -> None:
     weight, bias, x = W.reshape(wide), B.reshape(wide), random(*shape)
     assert same(lambda x: F.group_norm(x, 3, W, B, eps=0.2), lambda x: by_group(x, 3, 0.2) * weight + bias, x)
     assert same(lambda x: F.group_norm(x, 2), lambda x: by_group(x, 2, 1e-5), x)
+    assert same(lambda x: torch.group_norm(1e-3 * x, 2), lambda x: by_group(1e-3 * x, 2, 1e-5), x)
 
 
 # ------------------------------------------------------------------------------------------------ activations, products
@@ -185,6 +186,7 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_the_weights_of_attention_are_constants(name: str) -> None:
     assert same(*ATTENTION[name], T)
+    assert same(*ATTENTION[name], random(3, 4, 5, 3))  # not as many images as groups
 
 
 @pytest.mark.parametrize("bias", [True, False])
