@@ -333,3 +333,16 @@ def test_the_first_of_two_outputs_is_complete() -> None:
     model = Does(lambda x: torch.std_mean(x, (2, 3))[0]).eval()
     e = classlens.explain(model, torch.rand(2, 3, 4, 4).double(), 1, "deeplift-shap", baselines="noise")
     assert e.report.conservation.max() < 1e-3
+
+
+def test_sampling_positions_of_the_image_are_complete() -> None:
+    """Linear in what is sampled, but not in where: one point would not do."""
+    grid = torch.rand(1, 4, 4, 2, generator=torch.Generator().manual_seed(0)).double()
+
+    def do(x: Tensor) -> Tensor:
+        where = grid * (1 + 0.1 * x.mean((1, 2, 3))[:, None, None, None].sin())
+        return F.grid_sample(x.square(), where, align_corners=False).mean((2, 3))
+
+    x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+    e = classlens.explain(Does(do).eval(), x, 1, "deeplift-shap", baselines="zero")
+    assert e.report.conservation.max() < 1e-3
