@@ -352,6 +352,24 @@ def test_the_constant_that_a_layer_adds() -> None:
     assert bias_at(record(of_the_image, x).nodes[-1]) is None
 
 
+def test_a_share_that_cannot_be_drawn_is_refused() -> None:
+    """A layer over the tokens mixes their places; without its bias, the map would lack a share."""
+    torch.manual_seed(0)
+
+    class Mixes(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patch(x).flatten(2).mT
+            tokens = tokens + self.attend(tokens, tokens, tokens, need_weights=False)[0]
+            return self.head(F.linear(tokens.mT, MIX6, BIAS6).mean(2))
+
+    model = Mixes(True, NORMS["layer"][0]).double().eval()
+    with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 6, 6\) cannot be read, so its share"):
+        classlens.explain(model, random(2, 3, 8, 12), 0, "libragrad")
+
+
+MIX6, BIAS6 = random(6, 6, seed=5), random(6, seed=6)
+
+
 def test_a_block_that_is_not_there() -> None:
     model, x = Plain(True, NORMS["layer"][0]).double().eval(), random(1, 3, 8, 12)
     with pytest.raises(MethodError, match=r"start=1 is not possible; 1 blocks with a skip connection were found"):
