@@ -79,9 +79,7 @@ def train(vit: Any, steps: int) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "agf: relevance stream alone": {"only": "C"},
-    "agf with A": {"without": ("Fx", "Fdx", "M", "coarse")},
-    "agf with the factorisation": {"without": ("A", "coarse")},
-    "agf with both": {"without": "coarse"},
+    "agf with the factorisation": {"without": "coarse"},
     "agf with coarse evidence from deep layers too": {},
 }
 OTHERS = ("lrp", "lrp-epsilon-plus-flat", "clrp", "gradient", "gradient-x-input", "gradcam", "integrated-gradients")

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MU = 0.8  # A's share
+FIVE = 5  # of the mean size of a position, beside a unit's own size
 TENTH = 0.1  # the largest weight of a rival
 FEW_LAYERS, LEAST, MOST = 6, 0.2, 1.0  # of lambda
 DEEP = 8  # the stride from which on a layer has a residual
@@ -207,20 +207,15 @@ def layer_of(model: nn.Module, name: str) -> Layer:
 
 
 def influence(layer: Layer, x: Tensor, r: Tensor) -> tuple[Tensor, float]:
-    """C = |x| |W|^T [R / (|W||x| + |b|)], and what falls to |b|."""
-    x, w = x.abs(), layer.weight.abs()
-    from_inputs = layer.apply(x, w)
-    from_bias = layer.biases(from_inputs)
-    per_unit = r / (from_inputs + from_bias)
-    return x * layer.back(x, w, per_unit), float((per_unit * from_bias).sum())
-
-
-def evenly(layer: Layer, x: Tensor, r: Tensor) -> tuple[Tensor, float]:
-    """A 1[x != 0], A = |W|^T [R / (|W| 1)], and what falls to units that are off or nowhere, where W is 0."""
-    w = layer.weight.abs()
-    of_ones = layer.apply(torch.ones_like(x), w)
-    per_unit = torch.where(of_ones > 0, r / of_ones, 0)
-    share = torch.where(x != 0, layer.back(x, w, per_unit), 0)
+    """C = v |W|^T [R / (|W| v + |b|)] where x != 0, v = |x| + 5 mean |x| of the place; and what falls to |b|, to units
+    that are off, or nowhere."""
+    w, v = layer.weight.abs(), x.abs()
+    for i, j in itertools.product(*map(range, x.shape[2:])):
+        v[:, :, i, j] += FIVE * x[:, :, i, j].abs().sum() / x.shape[1]
+    total = layer.apply(v, w)
+    total = total + layer.biases(total)
+    per_unit = torch.where(total > 0, r / total, 0)
+    share = torch.where(x != 0, v * layer.back(x, w, per_unit), 0)
     return share, float(r.sum() - share.sum())
 
 
@@ -360,16 +355,37 @@ def regions(seen: dict[tuple[int, int], Tensor], size: tuple[int, int]) -> Tenso
     return total
 
 
-def added_nearby(fine: Tensor, s: Tensor) -> Tensor:
-    """R + a (S - its mean, weighted by a) at R's magnitude, a the mean of |R| over the pixels around; R and S (H,W)."""
+def nearby(fine: Tensor) -> Tensor:
+    """a: the mean of |R| over the pixels around, for R (H,W)."""
     rows, columns = fine.shape
     reach = round(min(rows, columns) / NEAR)
     a = torch.zeros_like(fine)
     for i, j in itertools.product(range(rows), range(columns)):
         around = fine[max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
         a[i, j] = around.abs().mean()
+    return a
+
+
+def added(fine: Tensor, s: Tensor, a: Tensor) -> Tensor:
+    """R + a (S - its mean, weighted by a) at R's magnitude."""
     q = a * (s - (a * s).sum() / a.sum())
     return fine + q * fine.abs().sum() / q.abs().sum()
+
+
+def at_odds(fine: Tensor, a: Tensor, p: float) -> Tensor:
+    """Lowered where there is relevance nearby until at most p of the magnitude is positive; by bisection."""
+
+    def share(level: float) -> float:
+        left = fine - level * a
+        return float(left.clamp(min=0).sum() / left.abs().sum())
+
+    low, high = 0.0, float((fine / a)[a > 0].max())
+    if share(low) <= p:
+        return fine
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(middle) > p else (low, middle)
+    return fine - high * a
 
 
 # ------------------------------------------------------------------------------------------------------- the walk
@@ -402,8 +418,12 @@ class Slow:
             for name, share in zip(step.reads, (terms["Phi"], terms.get("Phi_1")), strict=False):
                 relevance[name] = relevance[name] + share if name in relevance else share
         self.map = relevance["image"][0].sum(0)
+        near = nearby(self.map)
         if "coarse" not in self.without:
-            self.map = added_nearby(self.map, regions(self.seen, self.map.shape))
+            self.map = added(self.map, regions(self.seen, self.map.shape), near)
+        if self.score is SCORES["multilabel"]:
+            before, self.map = self.map, at_odds(self.map, near, float(self.logits[self.target].detach().sigmoid()))
+            self.absorbed += float((before - self.map).sum())
 
     def _forward(self) -> None:
         """Every value, and the score's gradient at the input of each convolution *through that convolution*."""
@@ -460,11 +480,9 @@ class Slow:
         return self._in_balance(step, layer_of(self.model, step.name), x, self.gradients[step.name], r)
 
     def _in_balance(self, step: Step, layer: Layer, x: Tensor, gradient: Tensor, r: Tensor) -> dict[str, Tensor]:
-        (c, kept_c), (a, kept_a) = influence(layer, x, r), evenly(layer, x, r)
-        mu = 0.0 if "A" in self.without else MU
-        self.absorbed += (1 - mu) * kept_c + mu * kept_a
-        phi = ((1 - mu) * c + mu * a)[0]
-        terms = {"C": c, "A": a}
+        c, kept = influence(layer, x, r)
+        self.absorbed += kept
+        phi, terms = c[0], {"C": c}
         if step in self.deep:
             terms |= residual(x[0], gradient[0], c[0], self.without)
             phi = added_in_balance(phi, terms["q"], weight_of_residual(len(self.deep)))

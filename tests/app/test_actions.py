@@ -168,7 +168,7 @@ def test_a_picture_can_be_recalled_by_the_fingerprint_of_its_file_while_it_is_in
 def test_a_request_cannot_ask_for_other_methods_or_classes(studio):
     picture = studio.open(small.file())
     with pytest.raises(MethodError, match="no such method"):
-        studio.explain(picture, "small", 0, "agf(without=A)")
+        studio.explain(picture, "small", 0, "agf(without=M)")
     for index in (-1, 5):
         with pytest.raises(TargetError):
             studio.explain(picture, "small", index)

@@ -344,6 +344,13 @@ def test_the_decomposition_draws_each_term_summed_over_channels() -> None:
     np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), expected)
 
 
+def test_a_rule_without_a_is_drawn_without_it() -> None:
+    shown = traced(["deep", "shallow"])
+    for layer in shown.trace:
+        layer.terms.pop("A", None)
+    assert [name for name, _ in titles(render.decomposition(shown))] == ["C", "F(x)", "F(∇x)", "M", "Φ"]
+
+
 def test_layers_are_picked_evenly_or_by_name() -> None:
     shown = traced([f"layer{i}" for i in range(9)])
 

@@ -21,7 +21,7 @@ def parse(text: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     """The name and the options of a method; the name must be one of `known`."""
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text)
     if not match:
-        raise MethodError(f"cannot read the method {text!r}; write a name such as agf, or agf(without=A)")
+        raise MethodError(f"cannot read the method {text!r}; write a name such as agf, or agf(without=M)")
     name, inside = match.groups()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)

@@ -190,11 +190,11 @@ def decomposition(explanation: Explanation, row: int = 0, k: int = 0, layers: in
     `layers` names the layers, or is the number of evenly spaced layers that have all terms. Maps are summed over
     channels, and over the depth of a volume.
     """
-    chosen = _pick_layers(explanation.trace, layers)
+    chosen, terms = _pick_layers(explanation.trace, layers), _terms(explanation.trace)
     height, width = chosen[0].terms["C"].shape[-2:]
-    fig, axes = panels(len(chosen), len(_TERMS), height / width, panel=2.0, left=0.55)
+    fig, axes = panels(len(chosen), len(terms), height / width, panel=2.0, left=0.55)
     for i, layer in enumerate(chosen):
-        for j, (name, (symbol, meaning)) in enumerate(_TERMS.items()):
+        for j, (name, (symbol, meaning)) in enumerate(terms.items()):
             # Deep layers are a few pixels wide, and shown without interpolation.
             shown = layer.terms[name][k, row].flatten(0, -3).sum(0)
             draw(axes[i][j], heatmap(shown), interpolation="nearest")
@@ -219,9 +219,15 @@ def layer_words(name: str) -> str:
     return words
 
 
+def _terms(trace: Sequence[LayerTrace]) -> dict[str, tuple[str, str]]:
+    """The terms to draw; `agf` has no A, the published rules do."""
+    return {name: text for name, text in _TERMS.items() if name != "A" or any(name in t.terms for t in trace)}
+
+
 def _pick_layers(trace: Sequence[LayerTrace], layers: int | Sequence[str]) -> list[LayerTrace]:
     """The layers to decompose, among those that have every term as a feature map (K,B,channels,h,w)."""
-    drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() >= 5 for n in _TERMS)}
+    terms = _terms(trace)
+    drawable = {t.name: t for t in trace if all(n in t.terms and t.terms[n].dim() >= 5 for n in terms)}
     if not drawable:
         raise MethodError(
             "no layer has all terms of AGF here; choose agf-release or agf-paper (in Python with trace=True)"

@@ -70,10 +70,16 @@ def test_the_map_and_the_ledger(b: int, k: int) -> None:
 def test_classes_that_do_not_compete() -> None:
     e = ours(multilabel=True)
     for b, k in ((0, 0), (1, 1)):
-        assert distance(e.maps[b, k], by_hand(b, k, "multilabel").map) < 1e-9
+        slow = by_hand(b, k, "multilabel")
+        assert distance(e.maps[b, k], slow.map) < 1e-9
+        assert float(e.report.absorbed[b, k]) == pytest.approx(slow.absorbed, rel=1e-9)
+    shares = [float(m.clamp(min=0).sum() / m.abs().sum()) for m in (e.maps[0, 0], e.maps[1, 1])]
+    likely = [float(by_hand(b, b, "multilabel").logits[TARGETS[b]].detach().sigmoid()) for b in range(2)]
+    assert shares[0] == pytest.approx(likely[0], rel=1e-9)  # the first is less likely than its map would say
+    assert shares[1] < likely[1]
 
 
-@pytest.mark.parametrize("term", ["A", "Fx", "Fdx", "M", "coarse"])
+@pytest.mark.parametrize("term", ["Fx", "Fdx", "M", "coarse"])
 def test_without_a_term(term: str) -> None:
     assert distance(ours(without=term).maps[0, 0], by_hand(0, 0, without=term).map) < 1e-9
 
@@ -83,8 +89,8 @@ def test_grad_cam_in_the_residuals_place() -> None:
 
 
 def test_influence_alone() -> None:
-    """only=C: neither A nor the residual nor the coarse evidence."""
-    slow = Slow(network(), images()[:1], TARGETS[0], without=frozenset(("A", "Fx", "Fdx", "M", "coarse")))
+    """only=C: neither the residual nor the coarse evidence."""
+    slow = Slow(network(), images()[:1], TARGETS[0], without=frozenset(("Fx", "Fdx", "M", "coarse")))
     assert distance(ours(only="C").maps[0, 0], slow.map) < 1e-9
 
 

@@ -81,12 +81,13 @@ class Ledger:
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums."""
+        if self.images == 1:  # the usual case, and no index is needed
+            rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
+            return rows.flatten(1).sum(1, dtype=torch.float64)[:, None]
         return self._axis(relevance).total(relevance, self.images)
 
     def _axis(self, relevance: Tensor) -> Axis:
         """The images in relevance of the running node: at its output, or at an input of it."""
-        if self.images == 1:
-            return Axis(0, torch.zeros(relevance.shape[1], dtype=torch.int64))
         if self.node is None:
             return Axis(0, torch.arange(self.images))
         for value in (*self.node.outputs, *self.node.inputs):
@@ -98,19 +99,19 @@ class Ledger:
             "explain one image at a time"
         )
 
-    def quotient(self, relevance: Tensor, total: Tensor, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
+    def quotient(self, relevance: Tensor, total: Tensor) -> Tensor:
         """R / z. If no input contributes to a unit, its value comes from its bias: the relevance stays there.
 
         The same holds for a contribution that a smooth activation reduced to almost 0 (1e-39), where R / z would be
-        infinite. `weight` times that relevance is recorded as absorbed.
+        infinite. That relevance is recorded as absorbed.
         """
         size = total.abs()
         least = torch.finfo(total.dtype).tiny ** 0.5
-        per_unit = torch.div(relevance, total, out=out)
+        per_unit = relevance / total
         if size.numel() and size.amin() >= least:
             return per_unit
         nothing = size < least
-        self.absorb(torch.where(nothing, relevance, 0), weight)
+        self.absorb(torch.where(nothing, relevance, 0))
         return per_unit.masked_fill_(nothing, 0)
 
 

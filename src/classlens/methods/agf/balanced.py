@@ -3,9 +3,8 @@
 Read from top to bottom: the constants, `agf` (which layer gets which rule), then `Balanced`, whose methods are the
 rules, in the order in which they are chosen.
 
-    C  relevance by influence: |x| * |W|^T [R / (|W| |x| + |b|)]
-    A  relevance by weight alone: |W|^T [R / (|W| 1)], where units are on
-    P  (1 - mu) C + mu A
+    v  |x| + 5 mean of |x| over the channels of a position: the size of an input, and that of its position
+    C  relevance by influence: v * |W|^T [R / (|W| v + |b|)], where units are on
     q  the residual: evidence from factorisation and gradient at each position (`terms.residual`)
     S  coarse evidence from deep layers: their relevance, upsampled to the image (`terms.coarse`)
 """
@@ -13,7 +12,7 @@ rules, in the order in which they are chosen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -33,9 +32,9 @@ from classlens.methods.registry import Case, Result, method
 
 SCORE = terms.above_rivals  # the explained score of a class that competes with others
 SCORE_OF_LABEL = terms.highlighted_from_lowest  # the explained score of a class with an independent probability
-TERMS = "A", "Fx", "Fdx", "M", "coarse"  # the terms that `without=` accepts
-SHARE_OF_A = 0.8  # mu: P = (1 - mu) C + mu A
-RESIDUAL = 0.2, 1.0  # lambda, the magnitude of the residual relative to P, with many and with few layers; in between,
+TERMS = "Fx", "Fdx", "M", "coarse"  # the terms that `without=` accepts
+OF_POSITION = 5.0  # v = |x| + 5 mean_c |x|: how evenly the units of a position share its relevance
+RESIDUAL = 0.2, 1.0  # lambda, the magnitude of the residual relative to C, with many and with few layers; in between,
 FEW_LAYERS = 6.0  # (6 / number of layers with a residual)^2, so that a shallow network gets enough of it
 RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 8 times smaller than the image
 
@@ -47,10 +46,10 @@ RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 
 def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
     """The paper's terms, with balanced magnitudes in each layer.
 
-    At every convolution P = (1 - mu) C + mu A. C's denominator is |W| * |x| + |b|: the share of a bias stays in the
-    layer and is reported. In deep layers the residual q = F_dx + (F_x + M) / 2 is scaled to sum zero and to lambda
-    times P's magnitude before it is added. At the image, coarse evidence from deep layers is added in the same way,
-    where there is relevance nearby.
+    At every convolution relevance is shared by influence, C. Its denominator is |W| v + |b|: the share of a bias stays
+    in the layer and is reported. In deep layers the residual q = F_dx + (F_x + M) / 2 is scaled to sum zero and to
+    lambda times C's magnitude before it is added. At the image, coarse evidence from deep layers is added in the same
+    way, where there is relevance nearby.
     """
     tape = folded(case.tape)
     options = terms.read_options(without, only, residual, TERMS)
@@ -70,10 +69,21 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
             f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "
             "nothing could be factorised: the map is the relevance stream alone"
         )
+    near = terms.nearby(sweep.relevance)
     if rules.seen:
         coarse = terms.coarse(rules.seen.values(), case.images.shape[2:])
-        sweep.relevance = terms.with_coarse(sweep.relevance, coarse)
+        sweep.relevance = terms.with_coarse(sweep.relevance, coarse, near)
+    if case.multilabel:
+        sweep.relevance, taken = terms.at_odds(sweep.relevance, near, probabilities(case))
+        sweep.absorbed = sweep.absorbed + taken.to(sweep.absorbed)
     return streams.result(sweep, sweep.relevance)
+
+
+def probabilities(case: Case) -> Tensor:
+    """(K,B): the independent probability of each class; 1 for targets that are not classes."""
+    logits = case.tape.logits.detach()
+    found = logits.gather(1, case.targets.clamp(min=0)).sigmoid()
+    return torch.where(case.targets < 0, 1.0, found).T
 
 
 def residual_weight(layers: int) -> float:
@@ -118,50 +128,40 @@ class Balanced:
         return only_input(node, layer.value, share)
 
     def on_places(self, node: Node, relevance: Tensor) -> Shares:
-        """P and, in deep layers, the residual; the relevance of deep layers is also kept for the coarse evidence."""
+        """C and, in deep layers, the residual; the relevance of deep layers is also kept for the coarse evidence."""
         layer = linear_map(node)
         sizes = Magnitudes.of(layer)
         active = sizes.x.sign()
-        c, a = self.influences(sizes, relevance, active)
-        phi = torch.lerp(c, a, self.share_of_a)
+        phi = self.influence(sizes.with_position(), relevance, active)
         if layer.kernel:
-            self.streams.note(node, C=c, A=a)
+            self.streams.note(node, C=phi)
         if node in self.deep and self.weight:
-            phi = self.with_residual(node, c, phi)
+            phi = self.with_residual(node, phi)
         if _skips_places(node):
             phi = terms.smoothed(phi, active)
         if node in self.deep and "coarse" not in self.options.dropped:
             self.see(node, phi)
         return only_input(node, layer.value, phi)
 
-    @property
-    def share_of_a(self) -> float:
-        """mu."""
-        return 0.0 if "A" in self.options.dropped else SHARE_OF_A
+    def influence(self, sizes: Magnitudes, relevance: Tensor, active: Tensor) -> Tensor:
+        """C. A unit that is off is no evidence: what it would get stays here."""
+        ledger = self.streams.ledger
+        c = sizes.share(relevance, ledger)
+        ledger.absorb(c)
+        c.mul_(active)
+        ledger.absorb(c, -1.0)
+        return c
 
-    def influences(self, sizes: Magnitudes, relevance: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """C and A. Both use |W|, so one adjoint on a stacked batch computes both."""
-        mu, ledger, classes = self.share_of_a, self.streams.ledger, relevance.shape[0]
-        per_unit = relevance.new_empty(2 * classes, *relevance.shape[1:])
-        sizes.per_unit(relevance, ledger, 1 - mu, per_unit[:classes])
-        ledger.quotient(relevance, sizes.layer.of_ones(sizes.w), mu, per_unit[classes:])  # no weight: it stays too
-        both = sizes.layer.adjoint(per_unit, sizes.w)
-        c, a = both[:classes].mul_(sizes.x), both[classes:]
-        ledger.absorb(a, mu)
-        a.mul_(active)  # a unit that is off is no evidence: what A would hand it stays here
-        ledger.absorb(a, -mu)
-        return c, a
-
-    def with_residual(self, node: Node, c: Tensor, phi: Tensor) -> Tensor:
-        """phi + lambda q. On a patch grid, a token is a position."""
+    def with_residual(self, node: Node, c: Tensor) -> Tensor:
+        """C + lambda q. On a patch grid, a token is a position."""
         x, gradient = node.inputs[0].tensor, self.streams.gradient(node)
         tokens = self.tokens.get(node)
         if tokens:
-            x, gradient, c, phi = tokens.as_map(x[None])[0], *map(tokens.as_map, (gradient, c, phi))
+            x, gradient, c = tokens.as_map(x[None])[0], *map(tokens.as_map, (gradient, c))
         residual = terms.residual(x, gradient, c, terms.BALANCED, self.options)
         if not tokens:
             self.streams.note(node, **residual.named(), gradient=gradient)
-        found = terms.balanced_residual(residual.q, phi, self.weight)
+        found = terms.balanced_residual(residual.q, c, self.weight)
         return tokens.restored(found) if tokens else found
 
     def see(self, node: Node, share: Tensor) -> None:
@@ -173,16 +173,14 @@ class Balanced:
         self.seen[grid] = self.seen[grid] + places if grid in self.seen else places
 
     def elsewhere(self, node: Node, relevance: Tensor) -> Shares:
-        """C alone, for layers without spatial positions: in heads, gates and squeezed layers."""
+        """C with v = |x|, for layers without spatial positions: in heads, gates and squeezed layers."""
         layer = linear_map(node)
         return only_input(node, layer.value, _influence(layer, relevance, self.streams.ledger))
 
 
 @by_blocks
 def _influence(layer: LinearMap, relevance: Tensor, ledger: Ledger) -> Tensor:
-    """C, with the bias in the denominator."""
-    sizes = Magnitudes.of(layer)
-    return sizes.x * layer.adjoint(sizes.per_unit(relevance, ledger), sizes.w)
+    return Magnitudes.of(layer).share(relevance, ledger)
 
 
 def _skips_places(node: Node) -> bool:
@@ -197,8 +195,8 @@ def _skips_places(node: Node) -> bool:
 class Magnitudes:
     """|x|, |W| and |b| of a linear layer.
 
-    W and b are known up to a factor for each output, which cancels, because C and A are shares of that output's
-    relevance. So the scale of a folded normalisation divides the few biases instead of multiplying the many weights.
+    W and b are known up to a factor for each output, which cancels, because C is a share of that output's relevance.
+    So the scale of a folded normalisation divides the few biases instead of multiplying the many weights.
     """
 
     layer: LinearMap
@@ -215,12 +213,21 @@ class Magnitudes:
             b = b / layer.scale.abs().reshape(b.shape)
         return cls(layer, x, layer.unscaled.abs(), b)
 
-    def per_unit(self, relevance: Tensor, ledger: Ledger, weight: float = 1.0, out: Tensor | None = None) -> Tensor:
-        """R / (|W| |x| + |b|); the share of |b| is recorded as absorbed, `weight` times."""
+    def with_position(self) -> Magnitudes:
+        """v in the place of |x|: every unit also has the mean size of its position.
+
+        Where it is large, relevance follows the weights; the few strongest channels do not get everything.
+        """
+        mean = self.x.mean(1 if self.layer.kernel else -1, keepdim=True)
+        return replace(self, x=torch.add(self.x, mean, alpha=OF_POSITION))
+
+    def share(self, relevance: Tensor, ledger: Ledger) -> Tensor:
+        """|x| |W|^T [R / (|W| |x| + |b|)]; the share of |b| is recorded as absorbed."""
         z = self.layer.forward(self.x, self.w)
         if self.b is None:
-            return ledger.quotient(relevance, z, weight, out)
-        per_unit = ledger.quotient(relevance, z.add_(self.b), weight, out)
-        over_places = per_unit.flatten(3).sum(3) if self.layer.kernel else per_unit
-        ledger.absorb(over_places * self.b.flatten(), weight)
-        return per_unit
+            per_unit = ledger.quotient(relevance, z)
+        else:
+            per_unit = ledger.quotient(relevance, z.add_(self.b))
+            over_places = per_unit.flatten(3).sum(3) if self.layer.kernel else per_unit
+            ledger.absorb(over_places * self.b.flatten())
+        return self.layer.adjoint(per_unit, self.w).mul_(self.x)
