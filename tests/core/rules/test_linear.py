@@ -133,6 +133,13 @@ def test_forward_and_adjoint_belong_together(layer: str) -> None:
     assert torch.allclose(left, right)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_of_ones_is_the_layer_of_an_image_of_ones(layer: str) -> None:
+    found, _, _ = case(layer)
+    whole = found.forward(torch.ones_like(found.x[:1]), found.weight)
+    assert torch.allclose(found.of_ones(found.weight).expand_as(whole), whole)
+
+
 def test_weights_that_depend_on_the_image_are_read_as_they_were() -> None:
     class Dynamic(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
