@@ -34,8 +34,9 @@ types: $(VENV)/.all ## mypy --strict
 imports: $(VENV)/.all ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.all ## pytest
-	$(BIN)/python -m pytest --listed-skips $(PYTEST_ARGS)
+# loadfile: the tests of a file stay in one process, which shares their fixtures. Two clusters of Ray at once would hang.
+unit: $(VENV)/.all ## pytest, in two processes; PYTEST_ARGS="-n 0 tests/core" for some tests in one
+	$(BIN)/python -m pytest --listed-skips -n 2 --dist loadfile $(PYTEST_ARGS)
 
 wheel: $(VENV)/.all ## build the package, install it in a new environment and use it there
 	$(BIN)/python tools/check_wheel.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest_plugins = ["skips"]
 avoid_amx()  # before the first convolution; processes that tests start inherit it
 # Two busy threads a process are slower than one on a shared machine, and the tests' tensors are small.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # and for processes that tests start
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
-    if in_ci or config.getoption("--listed-skips"):
+    in_worker = hasattr(config, "workerinput")  # of pytest-xdist, which hands all reports to the process that began it
+    if (in_ci or config.getoption("--listed-skips")) and not in_worker:
         config.pluginmanager.register(Watch(in_ci))
 
 

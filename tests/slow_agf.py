@@ -355,32 +355,37 @@ def regions(seen: dict[tuple[int, int], Tensor], size: tuple[int, int]) -> Tenso
     return total
 
 
-def added_nearby(fine: Tensor, s: Tensor) -> Tensor:
-    """R + a (S - its mean, weighted by a) at R's magnitude, a the mean of |R| over the pixels around; R and S (H,W)."""
+def nearby(fine: Tensor) -> Tensor:
+    """a: the mean of |R| over the pixels around, for R (H,W)."""
     rows, columns = fine.shape
     reach = round(min(rows, columns) / NEAR)
     a = torch.zeros_like(fine)
     for i, j in itertools.product(range(rows), range(columns)):
         around = fine[max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
         a[i, j] = around.abs().mean()
+    return a
+
+
+def added(fine: Tensor, s: Tensor, a: Tensor) -> Tensor:
+    """R + a (S - its mean, weighted by a) at R's magnitude."""
     q = a * (s - (a * s).sum() / a.sum())
     return fine + q * fine.abs().sum() / q.abs().sum()
 
 
-def at_odds(fine: Tensor, p: float) -> Tensor:
-    """Lowered by the same amount at every pixel until at most p of the magnitude is positive; by bisection."""
+def at_odds(fine: Tensor, a: Tensor, p: float) -> Tensor:
+    """Lowered where there is relevance nearby until at most p of the magnitude is positive; by bisection."""
 
     def share(level: float) -> float:
-        left = fine - level
+        left = fine - level * a
         return float(left.clamp(min=0).sum() / left.abs().sum())
 
-    low, high = 0.0, float(fine.max())
+    low, high = 0.0, float((fine / a)[a > 0].max())
     if share(low) <= p:
         return fine
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if share(middle) > p else (low, middle)
-    return fine - high
+    return fine - high * a
 
 
 # ------------------------------------------------------------------------------------------------------- the walk
@@ -413,10 +418,11 @@ class Slow:
             for name, share in zip(step.reads, (terms["Phi"], terms.get("Phi_1")), strict=False):
                 relevance[name] = relevance[name] + share if name in relevance else share
         self.map = relevance["image"][0].sum(0)
+        near = nearby(self.map)
         if "coarse" not in self.without:
-            self.map = added_nearby(self.map, regions(self.seen, self.map.shape))
+            self.map = added(self.map, regions(self.seen, self.map.shape), near)
         if self.score is SCORES["multilabel"]:
-            before, self.map = self.map, at_odds(self.map, float(self.logits[self.target].detach().sigmoid()))
+            before, self.map = self.map, at_odds(self.map, near, float(self.logits[self.target].detach().sigmoid()))
             self.absorbed += float((before - self.map).sum())
 
     def _forward(self) -> None:

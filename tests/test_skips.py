@@ -14,6 +14,7 @@ from skips import Allowed, Skipped, read_list, unlisted
 ROOT = Path(__file__).resolve().parents[1]
 BROWSER = Allowed("tests/app", "needs chromium", "apt", ci=False)
 CUDA = Allowed("tests/cli", "without CUDA", "no such machine", ci=True)
+TWO_PROCESSES = ["-p", "xdist", "-n", "2", "--dist", "loadfile"]  # as `make unit` runs them
 
 
 def test_what_is_listed_may_be_skipped_and_in_ci_less() -> None:
@@ -46,6 +47,8 @@ def run(folder: Path, ci: str, *arguments: str) -> subprocess.CompletedProcess[s
         ("pytest.skip('tired')", "true", [], 1),
         ("pytest.skip('tired')", "", ["--listed-skips"], 1),
         ("pass", "true", ["--listed-skips"], 0),
+        ("pytest.skip('tired')", "true", TWO_PROCESSES, 1),
+        ("pass", "true", TWO_PROCESSES, 0),
     ],
 )
 def test_a_run_with_a_skip_that_is_not_listed_fails(
@@ -57,7 +60,8 @@ def test_a_run_with_a_skip_that_is_not_listed_fails(
     assert ("test_lazy.py::test_one: Skipped: tired" in done.stdout) == bool(code)
 
 
-def test_a_whole_file_counts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], TWO_PROCESSES])
+def test_a_whole_file_counts_too(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_lazy.py").write_text("import pytest\npytest.importorskip('nothing_of_that_name')\n")
     (tmp_path / "test_good.py").write_text("def test_one():\n    pass\n")
-    assert run(tmp_path, "true").returncode == 1
+    assert run(tmp_path, "true", *arguments).returncode == 1

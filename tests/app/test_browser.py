@@ -1,7 +1,6 @@
 """The page as a person meets it: `classlens serve` and a real browser (Debian's chromium; skipped without it)."""
 
 import re
-import time
 
 import pytest
 
@@ -125,9 +124,7 @@ def test_everything_comes_from_the_server_itself(page, server):
 
 
 def test_ctrl_c_ends_it_tidily_while_a_page_is_open(page, server):  # so it stands last
-    begun = time.monotonic()
     code, _, complained = server.stop()
-    assert code in (0, 130)
+    assert code in (0, 130)  # it was not killed, which `stop` does after a while
     assert complained == ""
-    assert time.monotonic() - begun < 20
     assert list(server.folder.iterdir()) == []

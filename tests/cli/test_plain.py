@@ -36,10 +36,21 @@ def test_help_shows_no_python_types(path: tuple[str, ...], columns: int) -> None
     assert max(map(len, text.splitlines())) <= columns
 
 
-def test_examples_stand_line_by_line() -> None:
-    lines = [line.strip() for line in said("explain", "--help").splitlines()]
+@pytest.mark.parametrize("path", [("explain",), ("compare",), ("evaluate", "segmentation"), ("train", "multilabel")])
+def test_a_narrow_terminal_shows_every_option_in_full(path: tuple[str, ...]) -> None:
+    names = set(re.findall(r"--[a-z][\w-]+", said(*path, "--help", columns=120)))
+    narrow = said(*path, "--help", columns=50)
+    assert {name for name in names if not re.search(rf"{name}\b", narrow)} == set()
+    assert "…" not in narrow
+    assert "```" not in narrow
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_examples_stand_line_by_line(columns: int) -> None:
+    lines = [line.strip() for line in said("explain", "--help", columns=columns).splitlines()]
     at = lines.index("classlens explain photo.jpg")
-    assert [line.split()[:2] for line in lines[at : at + 3]] == [["classlens", "explain"]] * 3
+    examples = [line for line in lines[at : at + 6] if not line.startswith("--")]  # the rest of a long line
+    assert [line.split()[:2] for line in examples[:3]] == [["classlens", "explain"]] * 3
 
 
 def test_indented_lines_become_one_block() -> None:

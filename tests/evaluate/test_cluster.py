@@ -67,7 +67,7 @@ def cluster(own_token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     path = os.pathsep.join(
         [str(HERE.parent / "worlds"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     )
-    environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
     common = [
         "--node-ip-address=127.0.0.1",
         "--num-cpus=1",

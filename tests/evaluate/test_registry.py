@@ -207,12 +207,21 @@ def test_one_object_adds_a_test_to_the_command(labelled: Path, tmp_path: Path, m
 def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path) -> None:
     register(FOCUS)
     common = {"data": (str(labelled), str(masked)), "methods": ("gradcam",), "model": "world:make", "limit": 5}
-    report = run(Settings(tests=tuple(t for t in TESTS if t != "planted"), everything=True, **common), tmp_path / "a")
+    report = run(
+        Settings(
+            tests=tuple(name for name, test in TESTS.items() if name not in ("planted", "quantus") and not test.own),
+            everything=True,
+            **common,
+        ),
+        tmp_path / "a",
+    )
     assert {table.config.test for table in report.tables} == {
         "perturbation",
+        "road",
         "segmentation",
         "pointing",
         "sanity",
+        "repeatability",
         "focus",
     }
     alone = run(Settings(tests=("focus",), **common), tmp_path / "b")
@@ -295,7 +304,8 @@ def test_a_flag_of_another_test_is_refused(labelled: Path, tmp_path: Path) -> No
 
 def test_options_by_their_names() -> None:
     assert options_of_tests() == ()
-    (made,) = options_of_tests(max_grids=3)
+    made, also = options_of_tests(max_grids=3)  # of pointing, and of another test with such a flag
+    assert also.max_grids == 3
     assert made.max_grids == 3
     chosen = Settings(tests=("pointing", "sanity"), data=("x",), methods=("agf",), options=(made,))
     assert chosen.options_of("pointing") is made

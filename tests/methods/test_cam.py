@@ -344,3 +344,23 @@ def test_odam_weighs_each_position_by_its_signed_gradient() -> None:
             torch.testing.assert_close(e.maps[i, k], expected, atol=1e-6, rtol=1e-4)
     layercam = classlens.explain(model, x, TARGETS, "layercam(layer=features)")
     assert not torch.allclose(e.maps, layercam.maps)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "layercam", "finer-cam"])
+def test_a_class_needs_no_note(method: str) -> None:
+    """Notes on places are for questions about places."""
+    notes = classlens.explain(build("plain"), pictures(1), 1, method).report.notes
+    assert [note for note in notes if "0 everywhere" not in note] == []
+
+
+def test_a_map_of_two_places_is_a_map() -> None:
+    """And its places are told apart: by hand, for the last map of a network."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+    x = torch.rand(1, 3, 4, 8).double()
+    features = model[:2](x)
+    weights = model[3].weight[1].reshape(4, 1, 2).mean(2)
+    expected = (features[0] * weights[:, :, None]).sum(0).clamp(min=0)
+    found = classlens.explain(model, x, 1, "gradcam").maps[0, 0]
+    assert torch.allclose(found[:, 0], expected[0, 0].expand(4))
+    assert torch.allclose(found[:, -1], expected[0, 1].expand(4))

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Value, record
 from classlens.errors import MethodError, UnsupportedOp
 from classlens.methods.blocks import find_attentions
-from classlens.methods.conservative import Altered, bias_at, gamma_back
+from classlens.methods.conservative import Altered, _is_pooled, bias_at, gamma_back
 from steps import Does
 
 Do = Callable[[Tensor], Tensor]
@@ -58,6 +58,7 @@ NORMS: dict[str, tuple[Do, Do]] = {
     "layer": (lambda x: F.layer_norm(x, (6,), W, B), lambda x: normed(x, (-1,), 1e-5) * W + B),
     "layer without weights": (lambda x: F.layer_norm(x, (6,)), lambda x: normed(x, (-1,), 1e-5)),
     "layer over two axes": (lambda x: F.layer_norm(x, (4, 6), eps=0.5), lambda x: normed(x, (-2, -1), 0.5)),
+    "layer by defaults": (lambda x: torch.layer_norm(1e-3 * x, (6,)), lambda x: normed(1e-3 * x, (-1,), 1e-5)),
     "rms": (lambda x: F.rms_norm(x, (6,), W, eps=0.3), lambda x: rooted(x, 0.3) * W),
     "rms of small values": (lambda x: F.rms_norm(1e-8 * x, (6,)), lambda x: rooted(1e-8 * x, 2.0**-52)),
 }
@@ -124,6 +125,7 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "a constant": (lambda x: 3 * x, lambda x: 3 * x),
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
+    "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
     "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
 }
 MIX = random(3, 3, seed=3)
@@ -168,6 +170,10 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
     "written out": (
         lambda x: ((x @ (2 * x).mT * 3**-0.5).softmax(-1)) @ x.flip(2),
         lambda x: weights(x, 2 * x) @ x.flip(2),
+    ),
+    "its output in a product": (
+        lambda x: FUSED(x, x, x) @ x.mT,
+        lambda x: half(torch.matmul, weights(x, x) @ x, x.mT),
     ),
     "scaled afterwards": (
         lambda x: (0.5 * (x @ x.mT * 3**-0.5).softmax(-1)).flatten(0, 1) @ x.flatten(0, 1),
@@ -231,7 +237,74 @@ def test_gamma_by_hand(bias: bool) -> None:
     assert (found[0, 0, ~on] == 0).all()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("x", "w"), [(1.0, 1e-6), (1e-10, 1.0)])
+def test_denominators_are_kept_away_from_0(x: float, w: float, sign: float) -> None:
+    """z + 1e-6 and x + 1e-10, each further from 0 on its own side: at these sizes they halve the gradient g w."""
+    layer = nn.Linear(1, 1, bias=False).double().eval()
+    nn.init.constant_(layer.weight, w if x < w else sign * w)
+    given = torch.tensor([[sign * x if x < w else x]]).double()
+    (found,) = gamma_back(record(layer, given).nodes[-1], torch.ones(1, 1, 1).double(), 0.0)
+    kept = 0.5 if x > w else 0.5 * x / (x + 1e-6)
+    assert float(found) == pytest.approx(layer.weight.item() * kept, rel=1e-3)
+
+
+def test_biases_of_either_sign_at_outputs_of_either_sign() -> None:
+    """The bias of an output takes part 1 + gamma times only if it has the output's sign."""
+    torch.manual_seed(1)
+    layer, x, g = nn.Linear(5, 60).double().eval(), random(1, 5), random(1, 1, 60, seed=1)
+    y, z = layer(x)[0], x[0] * layer.weight
+    more = [part * (1 + 0.7 * (part.sign() == side)) for part, side in ((z, y.sign()[:, None]), (layer.bias, y.sign()))]
+    assert {(a, b) for a, b in zip((y > 0).tolist(), (layer.bias > 0).tolist(), strict=True)} == {
+        (a, b) for a in (True, False) for b in (True, False)
+    }
+    expected = ((g[0, 0] * y / (more[0].sum(1) + more[1]))[:, None] * more[0]).sum(0) / x[0]
+    (found,) = gamma_back(record(layer, x).nodes[-1], g, 0.7)
+    assert torch.allclose(found[0, 0], expected.detach(), rtol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------------ attnlrp
+
+
+def attnlrp(model: nn.Module, x: Tensor, conv: float, linear: float) -> Tensor:
+    return classlens.explain(model.double().eval(), x, 1, "attnlrp", conv_gamma=conv, linear_gamma=linear).maps
+
+
+def test_convolutions_and_linear_layers_have_a_gamma_each() -> None:
+    """Without gamma it is gradient times input, as in every network of ReLUs without biases; each gamma changes it."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3, bias=False)
+    model, x = nn.Sequential(*layers), random(1, 3, 4, 4)
+    plain = classlens.explain(model.double().eval(), x, 1, "gradient-x-input").maps
+    assert (attnlrp(model, x, 0.0, 0.0) - plain).norm() < 1e-3 * plain.norm()
+    for changed in (attnlrp(model, x, 1.0, 0.0), attnlrp(model, x, 0.0, 1.0)):
+        assert (changed - plain).norm() > 0.1 * plain.norm()
+        assert torch.allclose(changed.sum(), plain.sum(), rtol=1e-3)  # and all of it arrives
+
+
+@pytest.mark.parametrize(
+    "project", [nn.Linear(3, 4, bias=False), nn.Conv1d(3, 4, 1, bias=False)], ids=["linear", "conv"]
+)
+def test_projections_of_attention_have_no_gamma(project: nn.Module) -> None:
+    def do(x: Tensor) -> Tensor:
+        tokens = x.flatten(2)
+        tokens = project(tokens).mT if isinstance(project, nn.Conv1d) else project(tokens.mT)
+        return FUSED(tokens, tokens, tokens).mean(1)
+
+    model, x = Does(do), random(1, 3, 2, 3)
+    model.project = project
+    assert torch.allclose(attnlrp(model, x, 3.0, 3.0), attnlrp(model, x, 0.0, 0.0), rtol=1e-3, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------------------ libragrad
+
+
+@pytest.mark.parametrize(
+    ("shape", "pooled"),
+    [((2, 5), True), ((2, 5, 1, 1), True), ((2, 1, 5), True), ((2, 5, 3), False), ((2, 3, 1, 4), False)],
+)
+def test_a_pooled_value_holds_one_place_for_each_image(shape: tuple[int, ...], pooled: bool) -> None:
+    assert _is_pooled(Value(torch.zeros(shape), None, torch.Size(shape))) is pooled
 
 
 class Plain(nn.Module):
@@ -273,6 +346,8 @@ def test_the_constant_that_a_layer_adds() -> None:
         assert torch.allclose(found.expand_as(added), added)
         assert bias_at(record(Does(do(None)).eval(), x).nodes[-1]) is None
     assert bias_at(record(Does(lambda x: x + 1).eval(), x).nodes[-1]) is None
+    of_the_image = Does(lambda x: F.layer_norm(x, (2,), None, x.mean((0, 1, 2)))).eval()  # no constant
+    assert bias_at(record(of_the_image, x).nodes[-1]) is None
 
 
 def test_a_block_that_is_not_there() -> None:

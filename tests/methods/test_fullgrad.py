@@ -5,6 +5,7 @@ from torch import nn
 
 import classlens
 import goldens
+from classlens.errors import UnsupportedOp
 from classlens.methods.fullgrad import spread
 from networks import RELU_LIKE, build, pictures
 
@@ -105,3 +106,17 @@ def test_windows_and_tokens_belong_to_their_image(images: int) -> None:
     assert e.report.conservation.max() < 1e-10
     single = torch.cat([classlens.explain(model, x[i : i + 1], 1, "fullgrad").maps for i in range(images)])
     assert torch.allclose(single, e.maps)
+
+
+def test_images_that_cannot_be_told_apart_are_refused() -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.head = nn.Linear(12, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.flatten(1)
+            return self.head(self.mix(rows.mT @ rows)[: len(x)])
+
+    with pytest.raises(UnsupportedOp, match="fullgrad cannot tell the 2 images apart at a layer; explain one image at"):
+        classlens.explain(Mixes().eval(), torch.rand(2, 3, 2, 2), 1, "fullgrad")

@@ -160,7 +160,8 @@ def test_several_layers_may_read_the_image() -> None:
         (lambda y: F.avg_pool2d(y, 2).relu(), False), (lambda y: torch.cat([y, y], 1).relu(), False),
         (lambda y: torch.cat([y.flip(2), y.sigmoid()], 1).relu(), False), (lambda y: (y * y).relu(), False),
         (lambda y: torch.stack(y.chunk(2, 1)).relu(), False), (lambda y: F.normalize(y).flatten(1).tanh(), True),
-        (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True),
+        (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True), (lambda y: y.clamp(0, 6), True),
+        (lambda y: y.clamp(max=y.mean()), False),
     ],
 )  # fmt: skip
 def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], meets: bool) -> None:
@@ -173,6 +174,7 @@ def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], me
     [
         (lambda x: x.flatten(1), (3, 4, 4)), (lambda x: x.reshape(len(x), -1), (3, 4, 4)),
         (lambda x: F.dropout(x.view(2, 48), 0.1, False).clone().contiguous(), (3, 4, 4)),
+        (lambda x: x[:, :, :1, :2].flatten(1), (3, 1, 2)),
         (lambda x: x[:, :, :1].flatten(1), (3, 1, 4)), (lambda x: x[..., :1].flatten(1), (3, 4, 1)),
         (lambda x: x.mean((2, 3), keepdim=True).flatten(1), None),  # one place
         (lambda x: x.mean((2, 3)), None), (lambda x: x.flatten(2), None), (lambda x: x[:, 0].flatten(1), None),
@@ -397,6 +399,16 @@ def test_patches_in_any_layout_are_put_in_their_place(layout: str, merge: str) -
     for image in range(2):  # the same tokens, in another order
         ours, theirs = as_map[0, image, :, :, 0].mT, expected[image].flatten(1).mT
         assert torch.equal(ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()])
+
+
+@pytest.mark.parametrize(("some", "whole"), [(slice(None), True), (slice(0, 1), False), (slice(1, 2), False)])
+def test_each_place_has_a_token_or_the_layer_has_no_grid(some: slice, whole: bool) -> None:
+    """Two patches are a grid; the first alone or the last alone is not."""
+    layer = nn.Linear(4, 2)
+    tape = parts(
+        lambda m, x: m.mix(m.embed(x).flatten(2).mT[:, some]).sum(1), embed=nn.Conv2d(3, 4, (4, 2), 2), mix=layer
+    )
+    assert bool(token_layers(tape, tape.nodes)) is whole
 
 
 def test_layers_that_mix_places_are_no_token_layers() -> None:

@@ -14,11 +14,11 @@ from classlens.errors import MethodError
 class Net(nn.Module):
     """Two blocks of attention; `kind` says what is unusual."""
 
-    def __init__(self, kind: str = "") -> None:
+    def __init__(self, kind: str = "", blocks: int = 2) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.patch, self.head, self.kind = nn.Conv2d(3, 4, 2, 2), nn.Linear(4, 3), kind
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.patch(x).flatten(2).mT
@@ -50,6 +50,13 @@ def slow(model: Net, last: int) -> Tensor:
         (gradient,) = torch.autograd.grad(score, a, retain_graph=True)
         maps.append(gradient.clamp(min=0).mean(1).unflatten(1, (2, 3)))
     return F.interpolate(torch.stack(maps[-last:]).sum(0)[:, None], X.shape[2:], mode="bilinear", align_corners=False)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_all_blocks_however_many_there_are(blocks: int) -> None:
+    model = Net("", blocks).double().eval()
+    found = classlens.explain(model, X, 1, "legrad", last=0).maps
+    assert torch.allclose(found, slow(model, blocks).detach())
 
 
 @pytest.mark.parametrize("last", [1, 2])

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 import classlens
 from classlens.errors import MethodError
 from classlens.methods.inputs import gaussian_blur
-from classlens.methods.perturbation import Adam, rise_masks, total_variation
+from classlens.methods.perturbation import Adam, _wider, rise_masks, total_variation
+from classlens.methods.places import shortest_side
 from goldens import distance
 from networks import build, pictures
 
@@ -147,3 +148,18 @@ def test_impossible_options_are_refused(option: str) -> None:
 def test_masks_that_keep_nothing_are_refused() -> None:
     with pytest.raises(MethodError, match="keep=0 is not possible; give a number above 0"):
         classlens.explain(build("plain"), pictures(), 1, "rise(keep=0)")
+
+
+def test_a_shift_cannot_be_negative() -> None:
+    with pytest.raises(MethodError, match="jitter=-1 is not possible; give an integer from 0"):
+        classlens.explain(build("plain"), pictures(1), 1, "meaningful-perturbation", steps=1, jitter=-1)
+
+
+def test_a_wider_picture_repeats_its_border() -> None:
+    wide = _wider(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 2)
+    assert wide[0, 0].tolist() == [[1.0, 2.0, 2.0, 2.0]] + [[3.0, 4.0, 4.0, 4.0]] * 3
+
+
+@pytest.mark.parametrize(("size", "side"), [((2, 5), 2), ((1, 7, 6), 6), ((1, 1), 1)])
+def test_a_side_of_one_does_not_count(size: tuple[int, ...], side: int) -> None:
+    assert shortest_side(torch.zeros(1, 3, *size)) == side

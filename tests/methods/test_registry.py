@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import classlens
+from classlens.core.rules.propagate import Sweep
 from classlens.errors import MethodError
 from classlens.methods import METHODS, check_options, method_names, resolve, split_names
-from classlens.methods.registry import UNRELIABLE, Balance, is_release, of_colours, total
+from classlens.methods.registry import UNRELIABLE, Balance, balance, is_release, of_colours, total
 from classlens.progress import reporting
 from networks import build, pictures
 
@@ -209,3 +210,28 @@ def test_poor_balances_are_noted(arrived: float, noted: bool) -> None:
         assert found == (f"{abs(arrived - 1):.0%} of the relevance is unaccounted for; {UNRELIABLE}",)
     lost = Balance(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1))
     assert lost.notes() == ()  # what biases absorbed is accounted for
+
+
+def test_the_balance_of_a_sweep_adds_up_by_class_and_image() -> None:
+    """Two starts, two classes, three images; magnitudes decide the scale, at the top or at the image."""
+    source = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 3, n, generator=source) for n in (4, 5))
+    relevance = 0.1 * torch.randn(2, 3, 1, 2, 2, generator=source)
+    relevance[1, 2] = torch.tensor([[[90.0, -90.0], [1.0, 0.0]]])
+    found = balance(Sweep(relevance, torch.full((2, 3), 7.0).double()), {"a": a, "b": b})
+    for k in range(2):
+        for i in range(3):
+            started = float(a[k, i].sum() + b[k, i].sum())
+            size = max(float(a[k, i].abs().sum() + b[k, i].abs().sum()), float(relevance[k, i].abs().sum()))
+            arrived = float(relevance[k, i].sum())
+            assert found.started[i, k].item() == pytest.approx(started, rel=1e-5)
+            assert found.size[i, k].item() == pytest.approx(size, rel=1e-5)
+            assert found.error()[i, k].item() == pytest.approx(abs(arrived + 7 - started) / size, rel=1e-5)
+
+
+@pytest.mark.parametrize(("lost", "noted"), [(0.0, False), (0.05, False), (0.0625, True)])
+def test_a_map_that_does_not_add_up_is_noted(lost: float, noted: bool) -> None:
+    one = torch.ones(1, 1).double()
+    notes = Balance(lost * one, 0 * one, 0 * one, one).notes()
+    assert bool(notes) is noted
+    assert not noted or notes[0].startswith("6% of the relevance is unaccounted for")

@@ -9,7 +9,7 @@ import reference
 from classlens.core.capture import record
 from classlens.core.rules.linear import linear_map
 from classlens.errors import MethodError
-from classlens.methods.relevance import excited, grown, relative
+from classlens.methods.relevance import _unguarded, excited, grown, relative, released_alpha_beta, released_norm
 from networks import NETWORKS, build, pictures
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
@@ -184,3 +184,56 @@ def test_relevance_that_is_nothing_but_growth_is_refused() -> None:
     relevance[1, 0] = 1.1e6
     with pytest.raises(MethodError, match=r"became 1.1e\+06 times larger on its way: .*, so the map would be noise"):
         grown({"a": torch.ones(2, 3, 1)}, relevance)
+
+
+def shared_by(z: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """sum over outputs j of z_ij / sum_i z_ij R_j, one term at a time."""
+    return np.array([sum(z[i, j] / z[:, j].sum() * r[j] for j in range(len(r))) for i in range(len(z))])
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_the_released_parts_are_each_divided_by_their_own_sum(alpha: float) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(30, 4, bias=False).double().eval(), torch.randn(1, 30).double()
+    r = torch.randn(1, 1, 4).double()
+    found = released_alpha_beta(linear_map(record(layer, x).nodes[0]), r, torch.div, alpha)
+    w = layer.weight.detach().numpy().T
+    x_pos, x_neg = (x.clamp(**{side: 0}).numpy()[0][:, None] for side in ("min", "max"))
+    signed = [shared_by(a * b, r[0, 0].numpy()) for a, b in ((x_pos, w.clip(0)), (x_neg, w.clip(max=0)))]
+    against = [shared_by(a * b, r[0, 0].numpy()) for a, b in ((x_pos, w.clip(max=0)), (x_neg, w.clip(0)))]
+    expected = alpha * sum(signed) - (alpha - 1) * sum(against)
+    assert np.allclose(found[0, 0].numpy(), expected)
+
+
+def test_the_released_norm_passes_relevance_on() -> None:
+    """Also where the variance is so small that its square is less than eps."""
+    norm, x = nn.BatchNorm2d(2).double().eval(), torch.randn(1, 2, 3, 3).double()
+    nn.init.constant_(norm.running_var, 1e-3)
+    node = record(norm, x).nodes[0]
+    r = torch.randn(1, *x.shape).double()
+    assert torch.allclose(released_norm(node, r)[0], r, rtol=1e-6)
+
+
+def test_the_released_box_guards_with_a_billionth() -> None:
+    assert float(_unguarded(torch.tensor(3.0), torch.tensor(0.0))) == pytest.approx(3e9)
+
+
+def test_gamma_of_the_composite_is_the_one_that_is_given() -> None:
+    """At 0 it is epsilon in the convolutions too; the larger it is, the nearer it comes to positive contributions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3)
+    ).double().eval()  # fmt: skip
+    x = pictures(1, (8, 8)).double()
+    maps = [classlens.explain(model, x, 1, "lrp-epsilon-gamma-box", gamma=g).maps for g in (0.0, 0.25, 3.0, 1e9)]
+    assert torch.equal(maps[1], classlens.explain(model, x, 1, "lrp-epsilon-gamma-box").maps)
+    from_limit = [float((m - maps[-1]).norm()) for m in maps]
+    assert from_limit[0] > 1.1 * from_limit[1] > 1.2 * from_limit[2] > 0
+
+
+@pytest.mark.parametrize("method", ["clrp", "sglrp"])
+def test_three_classes_at_once_are_contrasted_one_by_one(method: str) -> None:
+    model, x = build("residual").double(), pictures(1).double()
+    together = classlens.explain(model, x, [[1, 5, 0]], method).maps
+    alone = torch.cat([classlens.explain(model, x, one, method).maps for one in (1, 5, 0)], 1)
+    assert torch.allclose(together, alone, rtol=1e-6, atol=1e-12)

@@ -107,7 +107,7 @@ def test_weights_that_are_the_output_are_refused() -> None:
     def weights_alone(t: Tensor) -> Tensor:
         return layer(t, t, t)[1] @ t
 
-    with pytest.raises(MethodError, match="transformer-attribution needs attention, and this network has none"):
+    with pytest.raises(MethodError, match=r"^transformer-attribution needs attention, and this network has none"):
         classlens.explain(model(weights_alone), X, 0, "transformer-attribution")
 
 

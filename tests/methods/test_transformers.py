@@ -289,7 +289,9 @@ def test_windows_are_put_back_or_refused() -> None:
         assert maps.shape == (2, 1, 32, 48)
         assert (maps.flatten(2).std(2) > 0).all()
     for method in ("attention-rollout", "generic-attention", "transformer-attribution"):
-        with pytest.raises(MethodError, match=f"{method} multiplies the attention .* cut into windows.*use attnlrp or"):
+        with pytest.raises(
+            MethodError, match=f"^{method} multiplies the attention .* cut into windows.*use attnlrp or"
+        ):
             classlens.explain(model, x, 1, method)
 
 
@@ -298,7 +300,7 @@ def test_networks_without_attention_are_refused_by_name() -> None:
     refusing = [name for name, method in METHODS.items() if method.attention]
     assert set(refusing) == set(OURS) - {"attnlrp"}
     for name in refusing:
-        with pytest.raises(MethodError, match=f"{name} needs attention, and this network has none; use agf or lrp"):
+        with pytest.raises(MethodError, match=f"^{name} needs attention, and this network has none; use agf or lrp"):
             classlens.explain(model, torch.randn(1, 3, 16, 16), 0, name)
 
 

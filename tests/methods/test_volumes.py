@@ -215,7 +215,9 @@ def test_coarse_evidence_counts_where_there_is_relevance_nearby() -> None:
         near[place] = fine[tuple(slice(max(p - reach, 0), p + reach + 1) for p in place)].abs().mean()
     s = coarse[0, 0, 0] - (near * coarse[0, 0, 0]).sum() / near.sum()
     added = fine.abs().sum() * near * s / (near * s).abs().sum()
-    assert torch.allclose(terms.with_coarse(relevance, coarse)[0, 0], relevance[0, 0] + added / 2)
+    assert torch.allclose(
+        terms.with_coarse(relevance, coarse, terms.nearby(relevance))[0, 0], relevance[0, 0] + added / 2
+    )
 
 
 class Clip(nn.Module):

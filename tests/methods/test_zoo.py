@@ -26,6 +26,9 @@ def network(request: pytest.FixtureRequest) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: nn.Module = getattr(import_torchvision().models, request.param)(weights=None)
+        if request.param == "vgg19":  # a narrow head: 120 million weights take long and show nothing that 3 do not
+            model.classifier[0], model.classifier[3] = nn.Linear(512 * 7 * 7, 128), nn.Linear(128, 128)
+            model.classifier[6] = nn.Linear(128, 1000)
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         for module in norms:
             module.momentum = 1.0  # statistics of what they see, so that signals neither vanish nor explode

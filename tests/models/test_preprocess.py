@@ -158,3 +158,29 @@ def test_json_round_trip() -> None:
 def test_a_wrong_json_is_refused(bad: Any, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         Preprocess.from_json(bad)
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess(resize=96, crop=80, interpolation="nearest"),
+        Preprocess(resize=64, crop=(90, 72), interpolation="nearest"),
+        Preprocess(resize=(96, 80), crop=(96, 80), interpolation="nearest", fit="contain"),
+        Preprocess(resize=(96, 80), crop=(96, 80), interpolation="nearest", fit="cover"),
+        Preprocess(resize=(96, 80), crop=None, interpolation="nearest"),
+        Preprocess(resize=None, crop=201, interpolation="nearest"),
+        Preprocess(resize=None, crop=None),
+    ],
+)
+@pytest.mark.parametrize("size", SIZES)
+def test_unframe_puts_every_pixel_back_in_its_place(preprocess: Preprocess, size: tuple[int, int]) -> None:
+    width, height = size
+    numbers = Image.fromarray(1 + np.arange(width * height, dtype=np.int32).reshape(height, width), "I")
+    resized = np.asarray(replace(preprocess, crop=None, fill=(0,)).frame(numbers))
+    framed = torch.from_numpy(np.array(replace(preprocess, fill=(0,)).frame(numbers)))
+    whole = preprocess.unframe(torch.stack([framed, 2 * framed]), height, width)
+    assert whole.shape[1:] == resized.shape
+    assert torch.equal(whole[1], 2 * whole[0])
+    seen = whole[0].numpy() != 0
+    assert (whole[0].numpy()[seen] == resized[seen]).all()
+    assert seen.sum() == np.count_nonzero(framed)

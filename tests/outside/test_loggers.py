@@ -1,7 +1,5 @@
 """Maps in the tools that people already run, with the real libraries in their offline modes."""
 
-import json
-import os
 import re
 from pathlib import Path
 
@@ -133,19 +131,3 @@ def test_pycocotools_reads_the_same_masks(tmp_path):
         row = about["image_id"] - 1
         k = [e.name(row, k) for k in range(2)].index(names[about["category_id"]])
         assert (read.annToMask(about) == strongest_part(e.maps[row, k])).all()
-
-
-def test_fiftyone_reads_the_export(tmp_path, monkeypatch):
-    fiftyone = pytest.importorskip("fiftyone")
-    import classlens
-    from classlens.interop.coco import write_coco
-
-    e = classlens.explain(network().eval(), IMAGES, [[1, 2], [0, 2]])
-    path = write_coco(tmp_path / "export", e)
-    found = fiftyone.Dataset.from_dir(
-        dataset_dir=str(path.parent), dataset_type=fiftyone.types.COCODetectionDataset, label_types="segmentations"
-    )
-    assert len(found) == 2
-    assert os.path.exists(found.first().filepath)
-    labels = json.loads(path.read_text())
-    assert found.count("segmentations.detections") == len(labels["annotations"])

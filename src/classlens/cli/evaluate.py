@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 def evaluate(
     test: str,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--data",
             "-d",
@@ -30,11 +34,7 @@ def evaluate(
             help="A data set; can be repeated. The layout is detected: a folder for each class (wnid), VOC, Oxford "
             "pets, images/ + masks/, gtsegs_ijcv.mat. To set it, write `pets:DIR`.",
         ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
-    ],
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -86,16 +86,20 @@ def evaluate(
     from classlens.core.method_text import split_names
     from classlens.evaluate import TESTS, Settings, options_of_tests, run
     from classlens.evaluate.settings import PLAIN
+    from classlens.evaluate.truth import prove, shipped_pictures
     from classlens.models.loading import pick_device
 
-    everything = test == "all"
+    group = {"all": lambda t: t.serves(PLAIN.offers) and not t.own, "truth": lambda t: t.proof and not t.own}.get(test)
+    tests = tuple(name for name, t in TESTS.items() if group(t)) if group else (str(test),)
+    if test == "truth" and not data:  # windows of one picture: not all of them show a class
+        data, options = [shipped_pictures(out)], options | {"confidence": 0.0}
     settings = Settings(
-        tests=tuple(name for name, t in TESTS.items() if t.serves(PLAIN.offers)) if everything else (str(test),),
-        everything=everything,
-        data=tuple(data),
+        tests=tests,
+        everything=group is not None,
+        data=tuple(data or ()),
         methods=tuple(split_names(methods)),
         options=options_of_tests(**options),
-        model=model,
+        model=TESTS[tests[0]].own or model,
         weights=None if weights == "none" else weights,
         device=pick_device(device),
         frame=frame,
@@ -108,13 +112,13 @@ def evaluate(
         threads=threads,
     )
     with Bar() as bar:
-        report = run(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
+        report = (prove if test == "truth" else run)(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
     _print(report)
 
 
 def add_evaluate(app: App) -> None:
     """Add the command to an app; its other flags are those of the tests."""
-    add_command(app, evaluate, "evaluate", everything=True)
+    add_command(app, evaluate, "evaluate", groups=True)
 
 
 def _print(report: Report) -> None:

@@ -1,6 +1,6 @@
 """Commands whose flags come from the tests: each field of a test's options is a flag.
 
->>> add_command(app, evaluate, "evaluate", everything=True)        # evaluate(test, ..., **options)
+>>> add_command(app, evaluate, "evaluate", groups=True)        # evaluate(test, ..., **options)
 
 The tests import torch, and `--help` should not wait for it. So the flags are stored in flags.json, which
 `python tools/write_docs.py` writes from the registry; a test compares the two.
@@ -24,7 +24,7 @@ from classlens.cli.plain import App, PlainCommand
 from classlens.core.method_text import split_names
 
 FILE = Path(__file__).with_name("flags.json")
-_ALL = "all"
+_GROUPS = {"all": "each on the data made for it.", "truth": "those whose right answer is known, in one table."}
 _KINDS: dict[str, Any] = {"str": str, "int": int, "float": float, "float | None": float | None}
 
 
@@ -40,6 +40,7 @@ class Flag:
     metavar: str | None
     least: float | None
     tests: tuple[str, ...]
+    proves: bool = False  # one of its tests is part of `truth`
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -52,7 +53,8 @@ class Flag:
 
     def read(self, test: str, value: Any) -> Any:
         """The value as the test's options take it; refused for a test that does not use it."""
-        if test not in (*self.tests, _ALL) and value != self.default:
+        groups = ("all", "truth") if self.proves else ("all",)
+        if test not in (*self.tests, *groups) and value != self.default:
             flag = f"--{self.name.replace('_', '-')}"
             raise typer.BadParameter(f"{flag} is for {' and '.join(self.tests)}; do not use it with {test}")
         return tuple(split_names(value)) if self.several else value
@@ -89,9 +91,10 @@ def _served(offers: frozenset[str]) -> dict[str, Any]:
             if flag is None:
                 continue
             before = found.get(field.name, flag)
-            if replace(before, tests=flag.tests) != flag:
+            if replace(before, tests=flag.tests, proves=flag.proves) != flag:
                 raise TypeError(f"{test.name} and {before.tests[0]} declare --{field.name} differently")
-            found[field.name] = replace(flag, tests=tuple(dict.fromkeys((*before.tests, test.name))))
+            both = tuple(dict.fromkeys((*before.tests, test.name)))
+            found[field.name] = replace(flag, tests=both, proves=before.proves or bool(test.proof))
     flags = [asdict(flag) | {"tests": list(flag.tests)} for flag in found.values()]
     return {"tests": {name: test.question for name, test in tests.items()}, "flags": flags}
 
@@ -111,8 +114,8 @@ def _flag(test: str, field: Any, hint: Any, offers: frozenset[str]) -> Flag | No
 # -------------------------------------------------------------------------------------------------------- the command
 
 
-def add_command(app: App, function: Callable[..., None], name: str, everything: bool = False) -> None:
-    """Add `function(test, ..., **options)` to an app, with the flags of its tests; `everything`: also a test `all`.
+def add_command(app: App, function: Callable[..., None], name: str, groups: bool = False) -> None:
+    """Add `function(test, ..., **options)` to an app, with the flags of its tests; `groups`: also `all` and `truth`.
 
     The flags are looked up when the command runs or shows its help, so that tests which a user registers are there.
     """
@@ -121,7 +124,7 @@ def add_command(app: App, function: Callable[..., None], name: str, everything: 
         """Passes the call to the command with all flags."""
 
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            return _complete(function, _known(name), everything).make_context(info_name, args, parent, **extra)
+            return _complete(function, _known(name), groups).make_context(info_name, args, parent, **extra)
 
     def listed() -> None: ...
 
@@ -135,12 +138,12 @@ def _known(name: str) -> dict[str, Any]:
     return found
 
 
-def _complete(function: Callable[..., None], known: dict[str, Any], everything: bool) -> Any:
+def _complete(function: Callable[..., None], known: dict[str, Any], groups: bool) -> Any:
     """The command, as typer builds it from a signature."""
     flags = [Flag(**entry | {"tests": tuple(entry["tests"])}) for entry in known["flags"]]
     parameters = {p.name: p for p in inspect.signature(function, eval_str=True).parameters.values()}
     parameters = {key: p for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    tests = known["tests"] | ({_ALL: "each on the data made for it."} if everything else {})
+    tests = known["tests"] | (_GROUPS if groups else {})
     parameters["test"] = parameters["test"].replace(annotation=_test_argument(tests))
     for flag in flags:
         if flag.name in parameters:

@@ -7,14 +7,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import re
+import shutil
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+_ROOM = 70  # columns that a table of options needs
 _PLACEHOLDERS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH"}
 
 
@@ -46,6 +51,23 @@ class PlainCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [_plain(parameter) for parameter in super().get_params(ctx)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; in a narrow terminal without frames, which would cut off the names of options."""
+        columns, shown = shutil.get_terminal_size().columns, self
+        if columns < _ROOM:
+            shown = copy.copy(self)
+            shown.rich_markup_mode = None
+            shown.help = re.sub(r"(?s)```text\n(.*?)\n```", lambda block: _wrapped(block[1], columns), self.help or "")
+            formatter.width = columns - 1  # its own limits suit wide terminals
+            formatter.write_dl = functools.partial(formatter.write_dl, col_max=10)  # what it says needs the room
+        super(PlainCommand, shown).format_help(ctx, formatter)
+
+
+def _wrapped(examples: str, columns: int) -> str:
+    """Examples that fit into a narrow terminal; a backspace in front keeps their lines."""
+    room = functools.partial(textwrap.wrap, width=columns - 4, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(["\b", *(part for line in examples.splitlines() for part in room(line))])
 
 
 class PlainGroup(TyperGroup):

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from classlens.core.targets import Question
 
 Texts = Annotated[
-    list[str] | None, typer.Option("--text", metavar="TEXT", help="A text, for models with a text tower; repeatable.")
+    list[str] | None,
+    typer.Option("--text", metavar="TEXT", help="A text, for models with a text tower; can be repeated."),
 ]
 Boxes = Annotated[
     list[int] | None,
-    typer.Option("--box", min=0, metavar="N", help="The N-th box of a detector, from 0 by score; repeatable."),
+    typer.Option("--box", min=0, metavar="N", help="The N-th box of a detector, from 0 by score; can be repeated."),
 ]
 Regions = Annotated[
     list[str] | None,
@@ -22,15 +23,15 @@ Regions = Annotated[
         "--region",
         metavar="CLASS[@PLACE]",
         help="A class of a segmentation network: where it is found, at a pixel (`person@40,60`), or in a box "
-        "(`person@10,20,80,90`, left, top, right, bottom); repeatable.",
+        "(`person@10,20,80,90`, left, top, right, bottom); can be repeated.",
     ),
 ]
 Likes = Annotated[
-    list[str] | None, typer.Option("--like", metavar="IMAGE", help="Likeness of the embedding to another image's.")
+    list[str] | None, typer.Option("--like", metavar="IMAGE", help="Similarity of the embedding to another image's.")
 ]
 Neurons = Annotated[
     list[str] | None,
-    typer.Option("--neuron", metavar="LAYER:CHANNEL", help="A channel of a layer, `layer3:7`; repeatable."),
+    typer.Option("--neuron", metavar="LAYER:CHANNEL", help="A channel of a layer, `layer3:7`; can be repeated."),
 ]
 
 

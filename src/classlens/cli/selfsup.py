@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -201,6 +200,8 @@ def explain(
     for wrong in failed:
         complain(wrong["error"])
     if json:
+        from importlib.metadata import version
+
         about = {"classlens": version("classlens"), "model": model, "method": method, "mode": mode.value}
         typer.echo(jsonlib.dumps(about | {"images": done, "failed": failed}, indent=2))
     else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 
 from classlens.errors import DataError
 
@@ -131,5 +130,7 @@ def _wnid_positions() -> dict[str, int]:
 
 
 def _lines(file: str) -> tuple[str, ...]:
+    from importlib.resources import files  # slow to import, and most commands need no names
+
     # Through the top package: reading a text file must not import the image readers.
     return tuple((files("classlens") / "data" / file).read_text(encoding="utf-8").splitlines())

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from classlens.evaluate.plan import Part, Plan, Shard, units_of
 from classlens.evaluate.registry import TESTS, Config, Unit
-from classlens.evaluate.scene import maps_of
+from classlens.evaluate.scene import Scene, maps_of
 from classlens.evaluate.settings import Settings
 from classlens.evaluate.store import Store
 from classlens.evaluate.worker import Worker
@@ -98,10 +98,11 @@ def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) 
     """Explain the picture again with every method; drawings are kept in RUN/pictures."""
     units = units_of(dispute.part, dispute.config, plan, store)
     unit = next(unit for unit in units if dispute.image in unit.rows)
-    image = _image(worker, dispute.part, dispute.config, unit)
-    if image is None:
+    scene = _scene(worker, dispute.part, dispute.config, unit)
+    if scene is None:
         return None
-    picture, labels = worker.network.preprocess.restore(image), worker.network.labels
+    network = scene.network
+    picture, labels = network.preprocess.restore(scene.images[0]), network.labels
     label = ", ".join(labels[target] if labels else f"class {target}" for target in dispute.explained)
     test = TESTS[dispute.config.test]
     caption = f"{test.title(dispute.config)}, {dispute.part.dataset.name}: {dispute.image}, explained: {label}"
@@ -111,8 +112,8 @@ def show(dispute: Dispute, worker: Worker, plan: Plan, seed: int, store: Store) 
         key = [worker.network.id, method, dispute.part.dataset.name, dispute.image, dispute.config.hash, unit.content]
         name = f"pictures/{text_hash(json.dumps(key), 20)}.jpg"
         if not (store.root / name).exists():
-            tape = tape or worker.network.record(image[None])
-            maps = maps_of(worker.network, tape, torch.tensor([dispute.explained]), method, seed)[0]
+            tape = tape or network.record(scene.images)
+            maps = maps_of(network, tape, torch.tensor([dispute.explained]), method, seed)[0]
             drawings = [overlay(picture, evidence, resolve(method)[0].signed) for evidence in maps]
             store.write_bytes(name, jpeg(np.concatenate(drawings, 1), _SIDE * len(drawings)))
         drawn[method] = (score, (store.root / name).read_bytes())
@@ -183,14 +184,13 @@ class _OpTimes(TorchDispatchMode):
 
 def _first_image(worker: Worker, part: Part) -> Tensor | None:
     for item in part.items[:5]:
-        image = _image(worker, part, None, Unit(item.name, (item,), (item.name,)))
-        if image is not None:
-            return image[None]
+        scene = _scene(worker, part, None, Unit(item.name, (item,), (item.name,)))
+        if scene is not None:
+            return scene.images
     return None
 
 
-def _image(worker: Worker, part: Part, config: Config | None, unit: Unit) -> Tensor | None:
-    """The image (3,H,W) of a unit, as a test (or none) has it composed; None if it cannot be read."""
+def _scene(worker: Worker, part: Part, config: Config | None, unit: Unit) -> Scene | None:
+    """A unit alone, as a test (or none) has it composed; None if it cannot be read."""
     tests = () if config is None else (config,)
-    scene = worker.load(Shard(part.index, (unit,), tests, {})).scene
-    return None if scene is None else scene.images[0]
+    return worker.load(Shard(part.index, (unit,), tests, {})).scene

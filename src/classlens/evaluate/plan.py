@@ -154,6 +154,8 @@ def _notes(subject: Subject, items: Sequence[Item], configs: Sequence[Config]) -
 
 def _suits(test: str, dataset: Dataset, labels_anywhere: bool) -> bool:
     """In `all`, tests that need masks use data sets with masks; the others use labelled images if there are any."""
+    if TESTS[test].own:
+        return False
     if "masks" in TESTS[test].needs:
         return dataset.has_masks
     return dataset.has_labels or not labels_anywhere
@@ -219,7 +221,7 @@ def _composed(
     part: Part, config: Config, units: Sequence[Unit], methods: Sequence[str], done: Done, size: int
 ) -> list[Shard]:
     """Batches of units with composed inputs; the more images (and so classes) a unit has, the smaller the batches."""
-    most = max((len(unit.items) for unit in units), default=1)
+    most = max((len(unit.items) for unit in units), default=1) or 1  # a unit may be drawn, without any image
     shards = []
     for batch in _batches(units, max(1, size // most)):
         todo = _missing([(method, config, contents_of(batch)) for method in methods], done)

@@ -245,6 +245,10 @@ class Test:
     units: Callable[[Subject, Sequence[Item], Config, Mapping[str, Prediction]], list[Unit]] = every_picture
     compose: Callable[[Subject, Unit, Config, Read], Seen] | None = None
     """Composes the input of a unit. None: it is the image."""
+    network: Callable[[Subject, Config], Network] | None = None
+    """The network to explain, if it is not the model itself: one that is built from it, or one set by hand."""
+    own: str = ""
+    """The name of the model of a test that brings its own network and draws its own pictures: no --model, no --data."""
     alone: bool = False
     """Whether it needs separate batches. Tests on images share the forward pass and the maps of all classes."""
     classes: Callable[[Scene, Config], Mapping[str, Classes]] = predicted_class
@@ -258,6 +262,8 @@ class Test:
     """One number in [0,1] for each row, to find images on which methods disagree; the rows need `explained`, a class
     or a list of classes, whose maps are drawn."""
     picture_score_name: str = ""
+    proof: tuple[str, ...] = ()
+    """The metrics that the quick proof `classlens evaluate truth` shows; none: it is not part of it."""
     rows_as: str = ""  # another test with the same kind of rows
     place: int = 100  # in lists and tables
 
@@ -269,7 +275,7 @@ class Test:
     @property
     def shares(self) -> bool:
         """Whether it shares batches of images with other tests."""
-        return self.compose is None and not self.alone
+        return self.compose is None and self.network is None and not self.alone
 
     def needed(self, options: Any) -> frozenset[str]:
         """Everything that it needs with these options."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from classlens.core.capture import Tape
+from classlens.core.targets import Targets
 from classlens.evaluate.registry import TESTS, Config, Seen, Subject, Unit
 from classlens.evaluate.stopwatch import Stopwatch
 from classlens.explanation import run
@@ -160,8 +161,8 @@ class Plain:
 
     def explain(self, scene: Scene, method: str, seed: int, rows: slice = slice(None)) -> Explained:
         asked = scene.asked
-        tape = scene.tape if rows == slice(None) else self.network.record(scene.images[rows])
-        maps = maps_of(self.network, tape, asked.targets[rows], method, seed)
+        tape = scene.tape if rows == slice(None) else scene.network.record(scene.images[rows])
+        maps = maps_of(scene.network, tape, asked.targets[rows], method, seed)
         return Explained(method, maps, asked.targets[rows], asked.columns, resolve(method)[0].signed)
 
 
@@ -176,7 +177,7 @@ class OpensPlain:
 
 
 def maps_of(
-    network: Network, tape: Tape, targets: Tensor, method: str, seed: int, module: nn.Module | None = None
+    network: Network, tape: Tape, targets: Targets, method: str, seed: int, module: nn.Module | None = None
 ) -> Tensor:
     """What `explain` gives, (B,K,H,W) on the CPU, from a recorded forward of the network or of an altered copy.
 

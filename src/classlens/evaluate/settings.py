@@ -51,6 +51,7 @@ class Settings:
         _one_of("--against", (self.against,) if self.against else (), self.methods)
         if self.limit is not None and self.limit < 1:
             raise SettingsError(f"--limit {self.limit} leaves nothing; give a positive integer")
+        _check_data(self.tests, self.data)
         for name in self.tests:
             _check_offers(TESTS[name], self.explainer.offers)
             _check_choices(self.options_of(name))
@@ -94,6 +95,14 @@ def options_of_tests(**values: Any) -> tuple[Any, ...]:
 def _check_offers(test: Test, offers: frozenset[str]) -> None:
     for need in sorted(test.needs & OF_EXPLAINER - offers):
         raise SettingsError(f"{test.name} needs {NEEDS[need]}")
+
+
+def _check_data(tests: tuple[str, ...], data: tuple[str, ...]) -> None:
+    drawn = [name for name in tests if TESTS[name].own]
+    if data and drawn == list(tests):
+        raise SettingsError(f"{drawn[0]} draws its own pictures; leave out --data")
+    if not data and len(drawn) < len(tests):
+        raise SettingsError(f"{next(name for name in tests if name not in drawn)} needs pictures: give --data DIR")
 
 
 def _check_choices(options: Any) -> None:

@@ -34,6 +34,7 @@ class Table:
     config: Config
     metrics: tuple[Metric, ...]
     rows: dict[str, tuple[Estimate, ...]]  # method -> an estimate for each metric
+    heading: str = "method"  # of the names of the rows
 
     def best(self, column: int) -> set[str]:
         """The methods that lead in a column (several if they tie, none if the metric has no direction)."""
@@ -85,7 +86,7 @@ def cell(found: Estimate) -> str:
 
 def headings(table: Table) -> list[str]:
     """The headings: an arrow shows whether higher or lower is better."""
-    return ["method", *(f"{metric.name}{_ARROWS[metric.better]}" for metric in table.metrics), "n"]
+    return [table.heading, *(f"{metric.name}{_ARROWS[metric.better]}" for metric in table.metrics), "n"]
 
 
 def counts(table: Table, method: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from classlens.evaluate.store import Row
 from classlens.models import Preprocess, load
 from classlens.models.network import Network
 
+DRAWN = Dataset("drawn pictures", "drawn", Path(), ())  # for tests that need no data set
 _NOT_FINITE = "the map holds NaN or infinite values"
 
 
@@ -55,21 +57,22 @@ class Worker:
             torch.set_num_threads(settings.threads)
         self.settings = settings
         self.network = Network(load(settings.model, settings.weights, settings.device), settings.frame)
-        datasets = told_apart([open_dataset(path, settings.split) for path in settings.data])
+        datasets = told_apart([open_dataset(path, settings.split) for path in settings.data]) or [DRAWN]
         self.explainer = settings.explainer(self.network, settings.methods, settings.frame, settings.seed)
         self.subjects = tuple(Subject(self.network, dataset, self.explainer.offers) for dataset in datasets)
+        self._built: dict[tuple[int, Config], Subject] = {}
         self._watch = Stopwatch()
 
     # ------------------------------------------------------------------------------------------------------- reading
 
     def load(self, shard: Shard) -> Loaded:
         """Read a shard's pictures and compose its units; may run in another thread, ahead of time."""
-        subject = self.subjects[shard.data]
+        subject = self._subject(shard)
         needs = frozenset().union(*(config.needs for config in shard.tests))
         compose = TESTS[shard.tests[0].test].compose if shard.tests else None
 
         def read(item: Item) -> Seen:
-            return self._read(subject, item, needs)
+            return self._read(self.subjects[shard.data], item, needs)
 
         units, seen, broken = [], [], {}
         for unit in shard.units:
@@ -84,6 +87,16 @@ class Worker:
             raise ModelError("the model takes pictures of any size, so they make no batch; give it a size in a card")
         scene = Scene(subject, shard.tests, tuple(units), tuple(seen), self._watch) if seen else None
         return Loaded(scene, broken)
+
+    def _subject(self, shard: Shard) -> Subject:
+        """The data set with the model, or with the network that the test builds from it, once."""
+        subject, config = self.subjects[shard.data], next(iter(shard.tests), None)
+        build = None if config is None else TESTS[config.test].network
+        if config is None or build is None:
+            return subject
+        if (shard.data, config) not in self._built:
+            self._built[shard.data, config] = replace(subject, network=build(subject, config))
+        return self._built[shard.data, config]
 
     def _read(self, subject: Subject, item: Item, needs: frozenset[str]) -> Seen:
         label = subject.label(item)

@@ -229,7 +229,7 @@ def bias_at(node: Node) -> Tensor | None:
 
 def _is_pooled(value: Value) -> bool:
     """Whether a value holds one position for each image: (B,C), (B,C,1,1), (B,1,C)."""
-    return len(value.shape) <= 2 or math.prod(value.shape[2:]) == 1 or math.prod(value.shape[1:-1]) == 1
+    return math.prod(value.shape[2:]) == 1 or math.prod(value.shape[1:-1]) == 1
 
 
 def _on_image(case: Case, shares: Sequence[tuple[Value, Tensor]]) -> Result:

@@ -32,8 +32,7 @@ def legrad(case: Case, last: int = 2) -> Result:
     tail = Tail.after(case.tape, outputs[-1])
     size = case.images.shape[2:]
     total = torch.zeros((), device=case.images.device)
-    chosen = list(zip(found, outputs, strict=True))[-last:] if last else list(zip(found, outputs, strict=True))
-    for one, output in chosen:
+    for one, output in list(zip(found, outputs, strict=True))[-last:]:
         cotangent = tail.gradient(case, output)
         at_output = Tape(case.tape.nodes, case.tape.image, output).gradients(cotangent, [one.output])[one.output]
         total = total + enlarged(_of_keys(one, one.gradient(at_output)).transpose(0, 1), size)

@@ -90,7 +90,7 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     """
     began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
     # Maps that are not finite are refused image by image, after the sweep.
-    growth = divide(total(relevance.abs()), began).nan_to_num(nan=0.0).max().item()
+    growth = divide(total(relevance.abs()), began).nan_to_num().max().item()
     if growth < MUCH:
         return ()
     words = "times larger on its way: layers divide by sums near 0"

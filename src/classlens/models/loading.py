@@ -95,11 +95,9 @@ def _from_name(name: str, weights: str | os.PathLike[str] | None) -> LoadedModel
         return _from_architecture(name, LIBRARIES[library](rest), weights)
     if _FUNCTION.fullmatch(name):
         return _from_function(name, weights)
-    raise ModelError(
-        f"there is no model {name!r}{_elsewhere(name) or nearest(name, MODELS)}; "
-        f"choose one of {', '.join(MODELS)}, or a name of the form "
-        f"{', '.join(KINDS)} (such as torchvision:resnet50)"
-    )
+    hint = _elsewhere(name) or nearest(name, MODELS)
+    choices = f"; choose one of {', '.join(MODELS)}, or a name of the form {', '.join(KINDS)}"
+    raise ModelError(f"there is no model {name!r}{hint or choices}")
 
 
 def _elsewhere(name: str) -> str:

@@ -47,6 +47,9 @@ class OwnPreprocess(Preprocess):
     def frame(self, image: Image.Image) -> Image.Image:
         self._refuse("place masks and figures on the image")
 
+    def unframe(self, maps: Tensor, height: int, width: int) -> Tensor:
+        self._refuse("place maps on the whole image")
+
     def normalise(self, pixels: Tensor) -> Tensor:
         self._refuse("normalise pixels")
 

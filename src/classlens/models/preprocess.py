@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from PIL import Image
@@ -80,6 +80,23 @@ class Preprocess:
                 )
             image = image.resize((width, height), INTERPOLATIONS[self.interpolation])
         return image if self.crop is None else _centre_crop(image, _pair(self.crop), self.fill)
+
+    def unframe(self, maps: Tensor, height: int, width: int) -> Tensor:
+        """Maps (..., H, W) of what `frame` leaves of an image, placed on the whole image of this size.
+
+        They have the size that the image is resized to, so that no value is interpolated. What was cut off is 0.
+
+            >>> Preprocess(resize=256, crop=224).unframe(torch.ones(224, 224), height=480, width=640).shape
+            torch.Size([256, 341])
+        """
+        if self.resize is not None:
+            height, width = _resized(height, width, self.resize, self.fit)
+        if self.crop is None:
+            return maps
+        rows, columns = (_centre(*lengths) for lengths in zip((height, width), _pair(self.crop), strict=True))
+        whole = maps.new_zeros(*maps.shape[:-2], rows.padded, columns.padded)
+        whole[..., rows.cropped, columns.cropped] = maps
+        return whole[..., rows.image, columns.image]
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """(..., 3, H, W) in [0, 1] -> network input."""
@@ -162,13 +179,27 @@ def _resized(height: int, width: int, size: int | tuple[int, int], fit: str) -> 
     return max(1, round(height / ratio)), max(1, round(width / ratio))
 
 
+class _Centre(NamedTuple):
+    """One axis of a centre crop: where the image and its crop lie once the image is padded to at least the crop."""
+
+    padded: int
+    image: slice
+    cropped: slice
+
+
+def _centre(length: int, crop: int) -> _Centre:
+    padded = max(length, crop)
+    before = (padded - length) // 2
+    # Python rounds halves to even, and so do the libraries whose crops we must match.
+    start = round((padded - crop) / 2)
+    return _Centre(padded, slice(before, before + length), slice(start, start + crop))
+
+
 def _centre_crop(image: Image.Image, size: tuple[int, int], fill: tuple[int, ...]) -> Image.Image:
     """The centre of an image, after padding it to at least that size."""
-    height, width = size
-    if image.height < height or image.width < width:
-        canvas = Image.new(image.mode, (max(width, image.width), max(height, image.height)), fill)
-        canvas.paste(image, ((canvas.width - image.width) // 2, (canvas.height - image.height) // 2))
+    rows, columns = _centre(image.height, size[0]), _centre(image.width, size[1])
+    if (columns.padded, rows.padded) != image.size:
+        canvas = Image.new(image.mode, (columns.padded, rows.padded), fill)
+        canvas.paste(image, (columns.image.start, rows.image.start))
         image = canvas
-    # Python rounds halves to even, and so do the libraries whose crops we must match.
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    return image.crop((left, top, left + width, top + height))
+    return image.crop((columns.cropped.start, rows.cropped.start, columns.cropped.stop, rows.cropped.stop))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -125,6 +125,12 @@ class ScanPreprocess(Preprocess):
         return (tensor * std + mean).index_select(channel_axis, torch.tensor(places, device=tensor.device)).clamp(0, 1)
 
     def frame(self, image: Image.Image) -> Image.Image:
+        self._refuse_photos()
+
+    def unframe(self, maps: Tensor, height: int, width: int) -> Tensor:
+        self._refuse_photos()
+
+    def _refuse_photos(self) -> NoReturn:
         raise ModelError(f"this network reads {self._names}, not photos: only explain and compare work with it")
 
     @property

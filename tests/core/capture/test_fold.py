@@ -166,6 +166,14 @@ def test_a_norm_stays_where_it_cannot_be_folded(before: Callable[[Tensor], Tenso
     assert tape.ops()["batch_norm"] == 1
 
 
+@pytest.mark.parametrize(
+    "after", [F.relu, lambda x: F.max_pool2d(x, 2), lambda x: F.conv_transpose2d(x, WEIGHT.transpose(0, 1))]
+)
+def test_a_border_before_anything_but_a_convolution_stays(after: Callable[[Tensor], Tensor]) -> None:
+    model = Does(lambda x: after(F.pad(x, (1, 1))).flatten(1)).eval()
+    assert folded(record(model, pictures(2, (6, 5)).double())).ops()["pad"] == 1
+
+
 def test_a_border_that_something_else_reads_stays() -> None:
     def twice(x: Tensor) -> Tensor:
         wide = F.pad(x, (1, 1))

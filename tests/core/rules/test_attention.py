@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.rules.attention import attention_weights, through_weights
+from classlens.core.capture import record
+from classlens.core.rules.attention import attention_weights, by_argument, opened, through_weights
 from classlens.errors import UnsupportedOp
 from networks import pictures
-from steps import back
+from steps import Does, back
 
 
 def tokens(*shape: int) -> Tensor:
@@ -88,6 +89,50 @@ def test_weights_of_fused_attention(mask: str) -> None:
     assert torch.allclose(weights @ v, expected)
     r = torch.rand(2, *expected.shape, dtype=torch.float64)
     assert torch.allclose(through_weights(weights, v, r).sum((3, 4)), r.sum((3, 4)))
+
+
+FUSED: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"is_causal": True}, "scaled": {"scale": 0.3}, "groups": {"enable_gqa": True},
+    "additive": {"attn_mask": tokens(5, 5)}, "boolean": {"attn_mask": tokens(5, 5).abs() > 0.3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [*FUSED, "mask of the image"])
+def test_fused_attention_in_three_steps_is_the_same(how: str) -> None:
+    """Scores, softmax, and weights times values, each run again on its own inputs."""
+
+    def do(x: Tensor) -> Tensor:
+        if how == "mask of the image":
+            x = x[:, 0]
+            return F.scaled_dot_product_attention(x, x.flip(1), x + 1, attn_mask=x @ x.mT)
+        few = 2 if how == "groups" else 4
+        return F.scaled_dot_product_attention(x, x[:, :few].flip(2), x[:, :few] + 1, **FUSED[how])
+
+    node = record(Does(do).eval(), tokens(1, 4, 5, 3)).nodes[-1]
+    score, soft, mix = opened(node)
+    (scores,) = score.call(*(value.tensor for value in score.inputs))
+    (weights,) = soft.call(scores)
+    assert torch.isfinite(scores).all()
+    assert torch.allclose(mix.call(weights, mix.inputs[1].tensor)[0], node.outputs[0].tensor)
+    assert [v.tensor.shape for v in (*score.outputs, *soft.outputs)] == [scores.shape, weights.shape]
+    assert len(score.inputs) == (3 if how == "mask of the image" else 2)
+
+
+def test_shares_by_name_go_to_the_inputs_in_their_order() -> None:
+    """A value that is several arguments gets one share for each; what has no share gets none."""
+
+    def do(x: Tensor) -> Tensor:
+        y = x + 1
+        return F.scaled_dot_product_attention(y, x, y, attn_mask=(x @ x.mT))
+
+    node = record(Does(do).eval(), tokens(1, 4, 3)).nodes[-1]
+    named = node.arguments()
+    q, k, v = torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)
+    shares = by_argument(node, {"value": v, "key": k, "query": q, "scale": torch.tensor(4.0)})
+    of = [(value, share) for value, share in zip(node.inputs, shares, strict=True) if share is not None]
+    assert [share for value, share in of if value is named["key"]] == [k]
+    assert sorted(share for value, share in of if value is named["query"]) == [q, v]
+    assert len(of) == 3 < len(node.inputs) == 4
 
 
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 6}, {"kdim": 6, "vdim": 6, "bias": False}], ids=str)

@@ -165,6 +165,13 @@ def test_stride_of_a_feature_map(height: int, stride: int) -> None:
     assert output_stride((height, height), (224, 224)) == stride
 
 
+def test_an_axis_of_one_position_has_no_say_in_the_stride() -> None:
+    assert output_stride((1, 14, 14), (1, 112, 112)) == 8
+    assert output_stride((28,), (224,)) == 8
+    assert output_stride((1, 1), (2, 2)) == 2
+    assert output_stride((1,), (1,)) == 1
+
+
 @pytest.mark.parametrize("rule", [name for name in RULES if name != "z^B"])
 def test_a_large_matrix_in_blocks_is_the_same(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, _, relevance = case("linear")

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from classlens.core.capture import Node, record
-from classlens.core.rules.pools import over_window
+from classlens.core.rules.pools import Windows, over_window
 from steps import Does
 
 POOLS = [
@@ -26,7 +26,7 @@ def pooled(module: nn.Module, x: Tensor) -> Node:
     return node
 
 
-def by_hand(pool: nn.MaxPool2d | nn.MaxPool3d, x: Tensor, relevance: Tensor) -> Tensor:
+def by_hand(pool: nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d, x: Tensor, relevance: Tensor) -> Tensor:
     """Window by window and place by place; x (C,*places), relevance (K,C,*windows)."""
     kernel, stride, padding, dilation = (
         np.broadcast_to(v, x.dim() - 1) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
@@ -55,6 +55,33 @@ def test_a_max_pool_shares_by_size_over_its_windows(pool: nn.MaxPool2d, size: tu
     (ours,) = over_window(node, relevance)
     assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
     assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(2), nn.MaxPool1d(3, 2, 1), nn.MaxPool1d(2, 1, dilation=2)], ids=str)
+def test_windows_along_a_line(pool: nn.MaxPool1d) -> None:
+    x = torch.rand(1, 2, 8, generator=torch.Generator().manual_seed(0)).double()
+    node = pooled(nn.Sequential(pool, nn.Flatten()), x)
+    relevance = torch.rand(2, *node.outputs[0].shape).double()
+    (ours,) = over_window(node, relevance)
+    assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pool", "size", "side_by_side"),
+    [
+        (nn.MaxPool2d(2), (6, 4), True), (nn.MaxPool2d((3, 2)), (6, 4), True), (nn.MaxPool2d(2), (7, 4), False),
+        (nn.MaxPool2d(4, (4, 3)), (8, 8), False), (nn.MaxPool2d(3, 3, (1, 0)), (5, 6), False),
+        (nn.MaxPool2d(3, 3, (1, 0)), (6, 6), False), (nn.MaxPool2d(2, 2, 0, (1, 2)), (6, 6), False),
+        (nn.MaxPool2d(3, 3, 0, (1, 2), ceil_mode=True), (6, 6), False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_that_lie_side_by_side_are_recognised(
+    pool: nn.MaxPool2d, size: tuple[int, int], side_by_side: bool
+) -> None:
+    """Each of these is shared right either way; side by side it is much quicker."""
+    node = pooled(nn.Sequential(pool, nn.Flatten()), torch.rand(1, 2, *size))
+    assert Windows.of(node).tile(node.inputs[0].shape, node.outputs[0].shape) is side_by_side
 
 
 def test_a_pool_that_is_called_with_its_size_alone() -> None:
@@ -103,6 +130,19 @@ def test_a_max_pool_of_maps_without_channels_shares_alike(dilation: int) -> None
     assert torch.allclose(ours, expected[:, :, 0])
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_adaptive_windows_share_by_size_too(n: int) -> None:
+    """Windows of 5 places for 2 outputs: 0 to 2 and 2 to 4 along each axis, so some places are in several."""
+    torch.manual_seed(0)
+    x = torch.rand(1, 2, *[5] * n, dtype=torch.float64)
+    pool = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[n - 1]
+    (node,) = record(Does(lambda x: pool(x, 2)).eval(), x).nodes
+    relevance = torch.rand(1, 1, 2, *[2] * n, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
+    alike = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[n - 1](3, 2)
+    assert torch.allclose(ours[:, 0], by_hand(alike, x[0], relevance[:, 0]), rtol=1e-9)
+
+
 def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
     x = torch.rand(1, 2, 6, 6)
 
@@ -117,8 +157,8 @@ def test_indices_that_a_max_pool_gives_too_change_nothing() -> None:
 
 
 def test_a_max_pool_called_with_a_size_alone() -> None:
-    """torch.max_pool2d hands on only what it was called with."""
-    x, relevance = torch.rand(1, 2, 6, 6), torch.randn(1, 1, 2, 3, 3)
+    """torch.max_pool2d hands on only what it was called with; the last row and column are in no window."""
+    x, relevance = torch.rand(1, 2, 7, 7), torch.randn(1, 1, 2, 3, 3)
     (ours,) = over_window(pooled(Does(lambda x: torch.max_pool2d(x, 2).flatten(1)), x), relevance)
     (expected,) = over_window(pooled(nn.Sequential(nn.MaxPool2d(2), nn.Flatten()), x), relevance)
     assert torch.allclose(ours, expected)

@@ -168,3 +168,9 @@ def test_a_factor_that_addcmul_broadcasts_is_a_gate() -> None:
     x, r = torch.rand(1, 2, 3, 3) + 2, torch.rand(1, 2, 3, 3)
     found = back(lambda x: torch.addcmul(torch.zeros(1), x, x.mean((2, 3), keepdim=True)), x, r)
     assert torch.allclose(found, r)
+
+
+def test_nothing_is_no_gate() -> None:
+    """A level of a feature pyramid without proposals is empty."""
+    nothing, gate = torch.empty(0, 4), torch.tensor([0.0, 1.0])
+    assert [looks_like_gate(Value(t, None, t.shape)) for t in (nothing, gate, 2 * gate, -gate)] == [0, 1, 0, 0]

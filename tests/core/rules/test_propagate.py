@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
-from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep, forgetting
+from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep, forgetting, without_denormals
 from classlens.errors import CaptureError, UnsupportedOp
 from steps import Does
 
@@ -192,6 +192,27 @@ def test_images_that_cannot_be_told_apart_are_refused() -> None:
     tape = record(Does(lambda x: (x.flatten(1).mT @ x.flatten(1)).masked_fill(torch.eye(4) > 0, 5.0)).eval(), x)
     with pytest.raises(UnsupportedOp, match="masked_fill in the model itself, where the 2 images cannot be told apart"):
         propagate(tape, {tape.output: torch.ones(1, 4, 4)}, rule_for)
+
+
+def test_where_no_constant_takes_part_images_need_not_be_told_apart() -> None:
+    """Nothing stays where two values from the image are joined, so there is nothing to write down."""
+
+    def do(x: Tensor) -> Tensor:
+        mixed = x.flatten(1).mT @ x.flatten(1)
+        return torch.cat([mixed, 2 * mixed])
+
+    tape = record(Does(do).eval(), torch.rand(2, 1, 2, 2))
+    sweep = propagate(tape, {tape.output: torch.ones(1, 8, 4)}, rule_for)
+    assert torch.equal(sweep.absorbed, torch.zeros(1, 2).double())
+
+
+def test_numbers_are_cut_only_where_they_are_slow() -> None:
+    """Graphics cards (here a device without numbers) and half precision have no slow denormal numbers."""
+    elsewhere = torch.empty(1, 1, 3, device="meta")
+    assert without_denormals(elsewhere, 1.0) is elsewhere
+    half = torch.tensor([[[6e-8, 1.0]]], dtype=torch.float16)
+    assert without_denormals(half, 1.0) is half
+    assert without_denormals(torch.tensor([[[1e-30, 1.0]]]), 1.0).tolist() == [[[0.0, 1.0]]]
 
 
 def test_what_next_to_nothing_caused_stays() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,20 @@ def test_addition_is_shared_by_magnitude() -> None:
     assert torch.allclose(shares["b"][0][X != 0], torch.tensor(0.75))
     # Where x is 0 the two halves are even, and the convolution's half has nowhere to go.
     assert torch.allclose(total, torch.tensor([[[[1.0, 1.0], [1.0, 0.5]]]]))
+
+
+@pytest.mark.parametrize(
+    ("do", "of_a", "of_b"),
+    [
+        (lambda a, b: torch.add(a, b, alpha=3), 1, 3), (lambda a, b: torch.sub(a, b, alpha=-3), 1, 3),
+        (lambda a, b: torch.rsub(a, b, alpha=3), 3, 1), (lambda a, b: torch.sub(a, b), 1, 1),
+    ],
+)  # fmt: skip
+def test_a_summand_with_a_factor_counts_as_often(do: Callable[..., Tensor], of_a: int, of_b: int) -> None:
+    x, r = torch.tensor([[[1.0, -2.0], [3.0, 5.0]]]), torch.tensor([[[4.0, 6.0]]])
+    a, b = of_a * x[:, :1].abs(), of_b * x[:, 1:].abs()
+    found = back(lambda x: do(x[:, :1], x[:, 1:]), x, r)
+    assert torch.allclose(found, torch.cat([a / (a + b) * r, b / (a + b) * r], 1))
 
 
 def test_broadcast_addition_comes_back_summed() -> None:

@@ -213,7 +213,7 @@ def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
 def test_coarse_evidence_counts_where_relevance_is_near() -> None:
     relevance, coarse = random(2, 3, 3, 40, 48), random(2, 3, 1, 40, 48, seed=1)
     relevance[..., :24] = 0  # nothing is found on the left
-    ours = agf.with_coarse(relevance, coarse)
+    ours = agf.with_coarse(relevance, coarse, agf.nearby(relevance))
     added = ours - relevance
     assert torch.allclose(ours.sum((2, 3, 4)), relevance.sum((2, 3, 4)))
     assert (added[..., :22] == 0).all()  # a twentieth of 40 pixels from any relevance
@@ -229,16 +229,16 @@ def test_coarse_evidence_counts_where_relevance_is_near() -> None:
 
 
 def test_an_unlikely_class_has_more_evidence_against_it_than_for_it() -> None:
-    """Two colours, two classes, two images. Pixels 6, 2, 0, -1 of a class with p = .35: with 2.5 taken off each, 3.5 of
-    the magnitude of 10 is positive."""
+    """Two colours, two classes, two images. Pixels 6, 2, 0, -1 of a class with p = .35, with as much relevance
+    near each: with 2.5 taken off each, 3.5 of the magnitude of 10 is positive."""
     pixels = torch.tensor([6.0, 2.0, 0.0, -1.0]).reshape(1, 1, 1, 2, 2)
     relevance = torch.cat([pixels, 0 * pixels], 2).repeat(2, 2, 1, 1, 1)
-    p = torch.tensor([[0.35, 0.9], [1.0, 0.0]])
-    lowered, taken = agf.at_odds(relevance, p)
+    p, near = torch.tensor([[0.35, 0.9], [1.0, 0.0]]), torch.full((2, 2, 1, 2, 2), 0.5).double()
+    lowered, taken = agf.at_odds(relevance, near, p)
     assert torch.allclose(taken, 4 * torch.tensor([[2.5, 0.0], [0.0, 6.0]]).double())
     assert torch.allclose(lowered, relevance - (taken / 8).float()[..., None, None, None])  # a half of each colour
     for same in (0 * relevance, -pixels.abs().expand(2, 2, 2, 2, 2)):  # nothing is positive
-        kept, nothing = agf.at_odds(same, p)
+        kept, nothing = agf.at_odds(same, near, p)
         assert torch.equal(kept, same)
         assert not nothing.any()
 
@@ -246,16 +246,28 @@ def test_an_unlikely_class_has_more_evidence_against_it_than_for_it() -> None:
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.97])
 def test_evidence_for_and_against_is_at_the_odds_of_the_class(p: float) -> None:
     relevance = torch.randn(1, 3, 3, 9, 8, generator=torch.Generator().manual_seed(0)).double().abs()
-    lowered, taken = agf.at_odds(relevance, torch.full((1, 3), p).double())
+    near = torch.rand(1, 3, 1, 9, 8, generator=torch.Generator().manual_seed(1)).double()
+    lowered, taken = agf.at_odds(relevance, near, torch.full((1, 3), p).double())
     positive = lowered.sum(2).clamp(min=0).sum((2, 3)) / lowered.sum(2).abs().sum((2, 3))
     assert torch.allclose(positive, torch.full((1, 3), p).double())
     assert torch.allclose(taken, (relevance - lowered).sum((2, 3, 4)))
+    level = (relevance - lowered).sum(2, keepdim=True) / near  # one for each image
+    assert torch.allclose(level, level.amax((3, 4), keepdim=True).expand_as(level))
+
+
+def test_no_evidence_against_an_unlikely_class_where_the_network_found_nothing() -> None:
+    relevance = torch.zeros(1, 1, 1, 40, 40)
+    relevance[..., 5:9, 5:9] = 1.0
+    lowered, _ = agf.at_odds(relevance, agf.nearby(relevance), torch.tensor([[0.1]]))
+    assert (lowered[..., 5:12, 5:12] < 0).any()
+    assert not lowered[..., 12:, :].any()
+    assert not lowered[..., 12:].any()
 
 
 def test_relevance_is_near_within_a_twentieth_of_the_side() -> None:
     relevance = torch.zeros(1, 1, 1, 70, 90)
     relevance[..., 30, 40] = 1.0
-    added = agf.with_coarse(relevance, random(1, 1, 1, 70, 90).float()) - relevance
+    added = agf.with_coarse(relevance, random(1, 1, 1, 70, 90).float(), agf.nearby(relevance)) - relevance
     rows, columns = (added[0, 0, 0] != 0).nonzero().unbind(1)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (26, 34, 36, 44)  # 70 / 20 is 3.5: four pixels
 
@@ -292,8 +304,9 @@ def test_a_dropped_term_is_missing_in_the_residual() -> None:
 
 def test_constant_coarse_evidence_is_left_out() -> None:
     relevance = random(1, 1, 3, 6, 6).float()
-    assert torch.equal(agf.with_coarse(relevance, torch.full((1, 1, 1, 6, 6), 0.1)), relevance)
-    assert torch.equal(agf.with_coarse(0 * relevance, random(1, 1, 1, 6, 6, seed=1)), 0 * relevance)
+    assert torch.equal(agf.with_coarse(relevance, torch.full((1, 1, 1, 6, 6), 0.1), agf.nearby(relevance)), relevance)
+    nothing = 0 * relevance
+    assert torch.equal(agf.with_coarse(nothing, random(1, 1, 1, 6, 6, seed=1), agf.nearby(nothing)), nothing)
 
 
 def _bilinear(t: torch.Tensor, size: int) -> torch.Tensor:

@@ -94,11 +94,10 @@ def opened(node: Node) -> tuple[Node, Node, Node]:
 def by_argument(node: Node, shares: dict[str, Tensor]) -> Shares:
     """Shares by the names of arguments, in the order of the inputs; a value may be several arguments."""
     named: dict[str, Any] = node.arguments()
-    left = {name: share for name, share in shares.items() if isinstance(named.get(name), Value)}
-    found: list[Tensor | None] = []
+    left, found = dict(shares), list[Tensor | None]()
     for value in node.inputs:
-        name = next((name for name in left if named[name] is value), None)
-        found.append(None if name is None else left.pop(name))
+        name = next((name for name in left if named.get(name) is value), "")
+        found.append(left.pop(name, None))
     return found
 
 

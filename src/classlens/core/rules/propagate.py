@@ -72,8 +72,8 @@ class Ledger:
 
     images: int
     absorbed: Tensor | float = 0.0
-    axes: Mapping[Value, Axis] | None = None  # where the images are in each value; None: along the first axis
-    node: Node | None = None  # the node whose rule is running
+    axes: Mapping[Value, Axis] = field(default_factory=dict)  # where the images are in each value
+    node: Node | None = None  # whose rule is running; None outside of a sweep, where images are along the first axis
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
         """`weight` times this relevance (K, *shape of the running node's output or input) stays where it is."""
@@ -81,13 +81,14 @@ class Ledger:
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums."""
+        if self.images == 1:  # the usual case, and no index is needed
+            rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
+            return rows.flatten(1).sum(1, dtype=torch.float64)[:, None]
         return self._axis(relevance).total(relevance, self.images)
 
     def _axis(self, relevance: Tensor) -> Axis:
         """The images in relevance of the running node: at its output, or at an input of it."""
-        if self.images == 1:
-            return Axis(0, torch.zeros(relevance.shape[1], dtype=torch.int64))
-        if self.axes is None or self.node is None:
+        if self.node is None:
             return Axis(0, torch.arange(self.images))
         for value in (*self.node.outputs, *self.node.inputs):
             found = self.axes.get(value)
@@ -152,7 +153,7 @@ def propagate(
     visited, so each node is visited once. `done` is called after each node.
     """
     ledger = ledger or Ledger(tape.image.shape[0])
-    ledger.axes = ledger.axes or (image_index(tape) if ledger.images > 1 else None)
+    ledger.axes = ledger.axes or (image_index(tape) if ledger.images > 1 else {})
     peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
 

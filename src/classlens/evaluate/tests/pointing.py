@@ -100,17 +100,27 @@ def scores(maps: Tensor, shape: str) -> tuple[Tensor, Tensor]:
     If several pixels have the maximum, the hit is the fraction of them in the cell, so a constant map scores chance. A
     map without positive values scores 0.
     """
-    rows, columns = cells(shape)
-    vertical, horizontal = edges(maps.shape[1], rows), edges(maps.shape[2], columns)
     share, hit = maps.new_zeros(len(maps), dtype=torch.float64), maps.new_zeros(len(maps), dtype=torch.float64)
     for k, evidence in enumerate(maps.double()):
-        row, column = divmod(k, columns)
-        inside = (slice(vertical[row], vertical[row + 1]), slice(horizontal[column], horizontal[column + 1]))
-        positive, highest = evidence.clamp(min=0), evidence == evidence.max()
-        if positive.any():
-            share[k] = positive[inside].sum() / positive.sum()
-            hit[k] = highest[inside].sum().double() / highest.sum()
+        highest = evidence == evidence.max()
+        share[k] = share_in(evidence, shape, k)
+        if (evidence > 0).any():
+            hit[k] = highest[inside(evidence, shape, k)].sum().double() / highest.sum()
     return share, hit
+
+
+def share_in(evidence: Tensor, shape: str, cell: int) -> Tensor:
+    """The share of the positive part of a map (H,W) that lies in a cell; 0 if nothing is positive."""
+    positive = evidence.double().clamp(min=0)
+    return positive[inside(evidence, shape, cell)].sum() / positive.sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def inside(evidence: Tensor, shape: str, cell: int) -> tuple[slice, slice]:
+    """Where a cell lies in a map (H,W)."""
+    rows, columns = cells(shape)
+    vertical, horizontal = edges(evidence.shape[0], rows), edges(evidence.shape[1], columns)
+    row, column = divmod(cell, columns)
+    return slice(vertical[row], vertical[row + 1]), slice(horizontal[column], horizontal[column + 1])
 
 
 def _cover(picture: Tensor, height: int, width: int) -> Tensor:
@@ -150,11 +160,15 @@ def _chance(config: Config) -> float:
 def _units(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
+    return grids(items, config["shape"], config["confidence"], predictions)[: config.options.max_grids]
+
+
+def grids(items: Sequence[Item], shape: str, confidence: float, predictions: Mapping[str, Prediction]) -> list[Unit]:
     """The grids of one shape, from images whose prediction is confident and, if they have a label, correct."""
     confident = []
     for item in items:
         said = predictions.get(item.name, Prediction(None, 0, 0.0))
-        if said.confidence >= config["confidence"] and said.label in (None, said.predicted):
+        if said.confidence >= confidence and said.label in (None, said.predicted):
             confident.append(Cell(item.name, said.predicted))
     by_name = {item.name: item for item in items}
     return [
@@ -164,7 +178,7 @@ def _units(
             tuple(cell.image for cell in grid),
             tuple(cell.target for cell in grid),
         )
-        for grid in plan(confident, config["shape"])[: config.options.max_grids]
+        for grid in plan(confident, shape)
     ]
 
 
@@ -173,14 +187,19 @@ def _grid_name(grid: Grid) -> str:
 
 
 def _compose(subject: Subject, unit: Unit, config: Config, read: Read) -> Seen:
+    return Seen(composed(unit, config["shape"], config["cells"], read))
+
+
+def composed(unit: Unit, shape: str, how: str, read: Read) -> Tensor:
+    """The grid of a unit: `fit` into one input, or with `full` cells of that size."""
     try:
         pictures = [read(item).image for item in unit.items]
     except ImageError:
         raise ImageError("an image of its grid cannot be read") from None
-    rows, columns = cells(config["shape"])
+    rows, columns = cells(shape)
     height, width = pictures[0].shape[1:]
-    size = (height, width) if config["cells"] == "fit" else (rows * height, columns * width)
-    return Seen(compose(pictures, config["shape"], size))
+    size = (height, width) if how == "fit" else (rows * height, columns * width)
+    return compose(pictures, shape, size)
 
 
 def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:

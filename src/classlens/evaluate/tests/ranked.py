@@ -380,6 +380,7 @@ register(
         panels=_panels,
         picture_score=_last_ranks,
         picture_score_name="AP of the ranks after the first (or of the missed classes)",
+        proof=("AP, rank 2", "AP, rank 3"),
         place=45,
     )
 )

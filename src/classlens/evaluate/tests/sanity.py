@@ -90,12 +90,12 @@ def ssim(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     """Spearman correlation: of the ranks of the pixels, with mean ranks for ties. 0 if a map is constant."""
-    return _correlation(_average_ranks(a.flatten(1)), _average_ranks(b.flatten(1)))
+    return correlation(_average_ranks(a.flatten(1)), _average_ranks(b.flatten(1)))
 
 
 def hog_similarity(a: Tensor, b: Tensor) -> Tensor:
     """Correlation of histograms of oriented gradients."""
-    return _correlation(hog(a).flatten(1), hog(b).flatten(1))
+    return correlation(hog(a).flatten(1), hog(b).flatten(1))
 
 
 def hog(maps: Tensor) -> Tensor:
@@ -174,7 +174,8 @@ def _average_ranks(values: Tensor) -> Tensor:
     return torch.from_numpy(result)
 
 
-def _correlation(a: Tensor, b: Tensor) -> Tensor:
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """(B,N) and (B,N) -> the correlation (B,) of each row; 0 if one of them is constant."""
     a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
     size = a.norm(dim=1) * b.norm(dim=1)
     return torch.where(size > 0, (a * b).sum(1) / size.masked_fill(size == 0, 1.0), torch.zeros_like(size))

@@ -69,11 +69,12 @@ def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, 
             f"no layer reads a feature map or a patch grid {RESIDUAL_FROM_STRIDE} times smaller than the image, so "
             "nothing could be factorised: the map is the relevance stream alone"
         )
+    near = terms.nearby(sweep.relevance)
     if rules.seen:
         coarse = terms.coarse(rules.seen.values(), case.images.shape[2:])
-        sweep.relevance = terms.with_coarse(sweep.relevance, coarse)
+        sweep.relevance = terms.with_coarse(sweep.relevance, coarse, near)
     if case.multilabel:
-        sweep.relevance, taken = terms.at_odds(sweep.relevance, probabilities(case))
+        sweep.relevance, taken = terms.at_odds(sweep.relevance, near, probabilities(case))
         sweep.absorbed = sweep.absorbed + taken.to(sweep.absorbed)
     return streams.result(sweep, sweep.relevance)
 

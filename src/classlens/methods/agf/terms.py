@@ -7,12 +7,10 @@ Volumes and videos have three axes of positions instead of two, and the same equ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.rules.generic import Quotient, divide, divide_released
@@ -312,49 +310,58 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
 
-def with_coarse(relevance: Tensor, coarse: Tensor) -> Tensor:
-    """Relevance at the image (K,B,C,H,W) plus S (K,B,1,H,W), weighted by the relevance nearby.
+def nearby(relevance: Tensor) -> Tensor:
+    """a: the mean of |R| over a square around each pixel, for relevance at the image (K,B,C,H,W); (K,B,1,H,W), float64.
 
-    a = mean of |R| around each pixel;  R + a (S - sum(a S) / sum(a)), the second part at R's magnitude. S says which
-    regions count for and against the class; a is small where R found nothing, so R keeps its outlines. The sum of R
-    is conserved. The colours share equally.
+    The square reaches a twentieth of the shorter side in each direction. At the border it is cut off. In a volume it is
+    a cube.
+    """
+    found = relevance.sum(2, keepdim=True).double().abs()
+    reach = round(shortest_side(relevance[0]) * NEARBY)
+    for axis in range(3, found.dim()):  # one axis at a time; differences of running sums cost the same for any reach
+        size = found.shape[axis]
+        middle = torch.arange(size, device=found.device)
+        below, upto = (middle - reach).clamp(min=0), (middle + reach + 1).clamp(max=size)
+        running = torch.cat([torch.zeros_like(found.narrow(axis, 0, 1)), found.cumsum(axis)], axis)
+        sums = running.index_select(axis, upto) - running.index_select(axis, below)
+        found = sums / (upto - below).reshape(-1, *[1] * (found.dim() - 1 - axis))
+    return found.clamp_(min=0)  # rounding, beside large values
+
+
+def with_coarse(relevance: Tensor, coarse: Tensor, near: Tensor) -> Tensor:
+    """Relevance at the image (K,B,C,H,W) plus S (K,B,1,H,W), weighted by a, the relevance nearby.
+
+    R + a (S - sum(a S) / sum(a)), the second part at R's magnitude. S says which regions count for and against the
+    class; a is small where R found nothing, so R keeps its outlines. The sum of R is conserved. The colours share
+    equally.
     """
     fine = relevance.sum(2, keepdim=True).double()
-    near, size = _nearby(fine.abs()), fine.abs().sum(tuple(range(2, fine.dim())), keepdim=True)
+    size = fine.abs().sum(tuple(range(2, fine.dim())), keepdim=True)
     return relevance + (size * near * _centred(coarse, near) / relevance.shape[2]).to(relevance)
 
 
-def at_odds(relevance: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
+def at_odds(relevance: Tensor, near: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance at the image (K,B,C,H,W), lowered if the class is unlikely; and how much was taken off in all (K,B).
 
     A class with the probability p (K,B) has evidence for and against it at odds of at most p / (1 - p): the positive
-    pixels have at most p of the map's magnitude. Otherwise the same level t is subtracted from every pixel, so their
-    order does not change. Sorted pixels v_1 >= v_2 >= ... give t exactly: with i pixels above it, these hold
-    P = sum_{j <= i} v_j - i t, the whole map has the magnitude 2 P - (sum v - N t), and P is to be p of that.
+    pixels have at most p of the map's magnitude. Otherwise t a is subtracted from every pixel, with the relevance
+    nearby, a: where the network found nothing, nothing is subtracted. Pixels in the order of v / a, largest first,
+    give t exactly: with i pixels above it, these hold P = sum_{j <= i} (v_j - t a_j), the whole map has the magnitude
+    2 P - sum (v - t a), and P is to be p of that.
     """
-    values = relevance.sum(2).double().flatten(2).sort(-1, descending=True).values  # (K,B,N)
-    above, number = values.cumsum(-1), torch.arange(1, values.shape[-1] + 1, device=values.device)
-    p, total, size = probability.double()[..., None], above[..., -1:], values.shape[-1]
-    positive = above - number * values  # P for a level at each of the pixels
-    fits = (positive <= p * (2 * positive - total + size * values)).sum(-1, keepdim=True)
-    i = fits.clamp(min=1)  # the first always fits, but for rounding
-    level = ((1 - 2 * p) * above.gather(-1, i - 1) + p * total) / ((1 - 2 * p) * i + p * size)
+    v, a = (t.flatten(2) for t in (relevance.sum(2).double(), near))  # (K,B,N)
+    ratio, order = divide(v, a).sort(-1, descending=True)
+    above, near_above = (t.gather(-1, order).cumsum(-1) for t in (v, a))
+    p, total, near_total = probability.double()[..., None], above[..., -1:], near_above[..., -1:]
+    positive = above - ratio * near_above  # P for a level at each of the pixels
+    fits = (positive <= p * (2 * positive - total + ratio * near_total)).sum(-1, keepdim=True)
+    i = fits.clamp(min=1) - 1  # the first always fits, but for rounding
+    level = divide(
+        (1 - 2 * p) * above.gather(-1, i) + p * total, (1 - 2 * p) * near_above.gather(-1, i) + p * near_total
+    )
     level = torch.where((level > 0) & (p < 1), level, 0)
-    lowered = relevance - (level / relevance.shape[2]).to(relevance).reshape(*p.shape, *[1] * (relevance.dim() - 3))
-    return lowered, level[..., 0] * size
-
-
-def _nearby(t: Tensor) -> Tensor:
-    """The mean of maps (K,B,1,H,W) over a square around each pixel: a twentieth of the shorter side in each direction.
-
-    At the border, the square is cut off. In a volume it is a cube.
-    """
-    reach = round(shortest_side(t[0]) * NEARBY)
-    found = t
-    for axis in range(3, t.dim()):  # one axis at a time: fewer sums
-        lines = found.reshape(-1, 1, t.shape[axis], math.prod(t.shape[axis + 1 :]))
-        found = F.avg_pool2d(lines, (2 * reach + 1, 1), 1, (reach, 0), count_include_pad=False).reshape(t.shape)
-    return found
+    taken = level.reshape(*level.shape, *[1] * (relevance.dim() - 3)) * near
+    return relevance - (taken / relevance.shape[2]).to(relevance), (level * near_total)[..., 0]
 
 
 def smoothed(t: Tensor, active: Tensor) -> Tensor:
