@@ -7,10 +7,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import classlens
 from classlens.errors import ModelError
 from classlens.evaluate import Settings, options_of_tests, run
 from classlens.evaluate.detour import cut_at, is_cut, survey
-from classlens.evaluate.tests.disconnected import DEPTHS, KINDS, Disconnected, first_cell, stitched, unstitched
+from classlens.evaluate.tests import pointing
+from classlens.evaluate.tests.disconnected import DEPTHS, KINDS, Disconnected, even, stitched, unstitched
 
 
 class Skipping(nn.Module):
@@ -45,7 +47,7 @@ def test_cells_are_put_side_by_side_and_back() -> None:
     assert torch.equal(grids[1, :, :2, 5:], cells[5])
     assert torch.equal(grids[0, :, 2:, :5], cells[2])
     assert torch.equal(unstitched(grids), cells)
-    assert torch.equal(first_cell(grids), cells[[0, 4]])
+    assert torch.equal(even(torch.nn.functional.pad(grids, (0, 1, 0, 1))), grids)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -73,6 +75,15 @@ def test_other_cells_have_no_influence_where_they_cannot(model: Skipping, kind: 
     assert grids.grad is not None
     outside = grids.grad.abs().sum() - grids.grad[:, :, :32, :32].abs().sum()
     assert bool(outside < 1e-6 * grids.grad.abs().sum()) == (kind == "full")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_activation_map_is_read_on_the_whole_grid(model: Skipping, kind: str) -> None:
+    """LayerCAM weighs each position by its own gradient: none of it lies where the gradient is 0."""
+    net = Disconnected(model, kind, "final", (32, 32)).eval()
+    evidence = classlens.explain(net, net.features(torch.rand(1, 3, 64, 64)), method="layercam").maps[0, 0]
+    assert evidence.any()
+    assert float(pointing.share_in(evidence, "2x2", 0)) == pytest.approx(1)
 
 
 def test_a_cut_is_where_nothing_passes_by(model: Skipping) -> None:

@@ -61,9 +61,10 @@ def unstitched(grids: Tensor) -> Tensor:
     return cells
 
 
-def first_cell(grids: Tensor) -> Tensor:
-    """(B,C,2h,2w) -> (B,C,h,w): what the head is connected to."""
-    return grids[:, :, : grids.shape[2] // SIDE, : grids.shape[3] // SIDE]
+def even(grids: Tensor) -> Tensor:
+    """Without the last row and column of a feature map that does not divide into cells."""
+    height, width = (side // SIDE * SIDE for side in grids.shape[2:])
+    return grids[:, :, :height, :width]
 
 
 class Disconnected(nn.Module):
@@ -100,13 +101,15 @@ class Disconnected(nn.Module):
         return self._grids(kept[0])
 
     def forward(self, x: Tensor) -> Tensor:
-        changes: dict[int, Change] = {self._final: lambda cells: first_cell(self._grids(cells))}
+        changes: dict[int, Change] = {self._final: lambda cells: unstitched(even(self._grids(cells)))}
         images = self._cells(x) if self._input else x.new_zeros(len(x), 3, *self._size)
         if not self._input:  # the calls before this depth run on empty images, and their result is replaced by x
-            changes[self._start] = lambda _: first_cell(x) if self._start == self._final else self._cells(x)
+            changes[self._start] = lambda _: unstitched(even(x)) if self._start == self._final else self._cells(x)
         with Detour(changes):
             logits: Tensor = self.model(images)
-        return logits
+        # The head reads each cell as an image of its own, and only the first one's logits go on. A slice of the feature
+        # map would do the same, but methods that look for the last feature map would take the slice for the whole grid.
+        return logits.unflatten(0, (-1, SIDE**2))[:, 0]
 
     def _cells(self, grids: Tensor) -> Tensor:
         """As the network gets them: the grid itself, or each of its cells."""
