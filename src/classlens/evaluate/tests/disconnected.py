@@ -109,7 +109,8 @@ class Disconnected(nn.Module):
             logits: Tensor = self.model(images)
         # The head reads each cell as an image of its own, and only the first one's logits go on. A slice of the feature
         # map would do the same, but methods that look for the last feature map would take the slice for the whole grid.
-        return logits.unflatten(0, (-1, SIDE**2))[:, 0]
+        of_first: Tensor = logits.unflatten(0, (-1, SIDE**2))[:, 0]
+        return of_first
 
     def _cells(self, grids: Tensor) -> Tensor:
         """As the network gets them: the grid itself, or each of its cells."""
