@@ -71,3 +71,22 @@ def test_a_write_to_a_view_in_another_order() -> None:
     assert not write(x).is_contiguous()
     assert torch.allclose(back(write, x, r), r)
     assert torch.allclose(back(lambda x: write(x)[:, 1:2], x, r[:, 1:2])[:, 1:2], r[:, 1:2])
+
+
+FOUND = {  # networks whose maps were wrong without a word
+    "layercam after a pool": ("layercam", (("skip", 2, 3), ("mean", 2, 3), ("up", 1, 3)), 1),
+    "agf-release before an activation": ("agf-release", (("strided", 1, 3), ("up", 1, 3), ("relu", 1, 3)), 2),
+    "deeplift-shap at a norm": ("deeplift-shap", (("norm", 1, 3), ("same", 1, 3)), 1),
+    "excitation-bp at a maximum with 0": ("excitation-bp", (("join", 2, 3), ("relu", 0, 3), ("join", 0, 1)), 1),
+    "libragrad at a norm": ("libragrad", (("norm", 1, 1), ("same", 1, 1)), 1),
+}
+
+
+@_quiet
+@pytest.mark.parametrize("case", FOUND)
+def test_networks_that_once_got_a_wrong_map(case: str) -> None:
+    method, steps, images = FOUND[case]
+    for how in range(4):  # the last step in each of its spellings, on top of the one that was found
+        every = (*steps[:-1], (steps[-1][0], how, steps[-1][2])) if steps[-1][0] in ("same", "up") else steps
+        plan = fuzz_networks.Plan(every, "flat", "float64", "none", 117761661, images)
+        assert fuzzing.verdict(plan, method) == "equal", plan

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.cli import main
 from classlens.errors import MachineError
-from classlens.machine import VARIABLE, announces_amx, avoid_amx, onednn_errors
+from classlens.machine import VARIABLE, announces_amx, avoid_amx, free_memory, memory, onednn_errors
 from networks import build, pictures
 
 XEON = "processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\nbugs\t\t: x\n"
@@ -97,3 +97,17 @@ def test_the_command_avoids_amx_and_names_the_variable(
 def test_other_errors_pass(text: str) -> None:
     with pytest.raises(RuntimeError, match=text), onednn_errors():
         raise RuntimeError(text)
+
+
+def test_free_memory(tmp_path: Path) -> None:
+    """What the system says is left, or what a container's limit leaves without files that can be dropped."""
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    assert free_memory(proc, groups) == memory()  # a system that does not say
+    (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    assert free_memory(proc, groups) == 5000 * 1024
+    (proc / "self/cgroup").write_text("0::/box\n")
+    (groups / "box").mkdir(parents=True)
+    for name, text in {"max": "3000000", "current": "2500000", "stat": "anon 5\ninactive_file 700000\n"}.items():
+        (groups / "box" / f"memory.{name}").write_text(text)
+    assert free_memory(proc, groups) == 3000000 - (2500000 - 700000)

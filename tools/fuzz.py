@@ -2,10 +2,10 @@
 
     python tools/fuzz.py --networks 10000
 
-Network i is drawn from the seed i, written in an awkward way (in-place writes, views, other spellings, wrappers, low
-precisions) and explained by several methods, which take turns. tests/fuzzing.py says what "right" means. A wrong map is
-printed with the network that gives it, and the exit code is then 1. The counts are kept in --state after every hundred
-networks: the same command goes on from there. Ctrl-C prints the table of what was done.
+Network i is drawn from the seed --seed + i, written in an awkward way (in-place writes, views, other spellings,
+wrappers, low precisions) and explained by several methods, which take turns. tests/fuzzing.py says what "right" means.
+A wrong map is printed with the network that gives it, and the exit code is then 1. The counts are kept in --state after
+every hundred networks: the same command goes on from there. Ctrl-C prints the table of what was done.
 """
 
 from __future__ import annotations
@@ -71,31 +71,31 @@ def reasons(counts: Counts) -> str:
     return "\n".join([f"| {n} | {text} |" for text, n in found.most_common()])
 
 
-def load(path: Path) -> tuple[int, Counts]:
-    """Networks done and their counts."""
-    if not path.exists():
+def load(path: Path, seed: int) -> tuple[int, Counts]:
+    """Networks done and their counts; none of another seed."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if kept.get("seed") != seed:
         return 0, Counter()
-    kept = json.loads(path.read_text())
     return kept["networks"], Counter({(method, verdict): n for method, verdict, n in kept["counts"]})
 
 
-def save(path: Path, done: int, counts: Counts) -> None:
+def save(path: Path, seed: int, done: int, counts: Counts) -> None:
     """Keep what was done, to go on from there."""
     rows = [[*key, n] for key, n in sorted(counts.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"networks": done, "counts": rows}, indent=None)
+    write_json(path, {"seed": seed, "networks": done, "counts": rows}, indent=None)
 
 
-def run(networks: int, each: int, names: list[str], state: Path, progress: Progress) -> tuple[int, Counts]:
+def run(networks: int, seed: int, each: int, names: list[str], state: Path, progress: Progress) -> tuple[int, Counts]:
     """Explain the networks that are not in the state yet."""
-    done, counts = load(state)
+    done, counts = load(state, seed)
     try:
         while done < networks:
-            counts.update(verdicts(done, each, names))
+            counts.update(verdicts(seed + done, each, names))
             done += 1
             progress("networks", done, networks)
             if done % 100 == 0 or done == networks:
-                save(state, done, counts)
+                save(state, seed, done, counts)
     except KeyboardInterrupt:
         print("stopped")
     return done, counts
@@ -105,13 +105,14 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Explain many random small networks.")
     parser.add_argument("--networks", type=int, default=10_000, help="how many networks")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first network")
     parser.add_argument("--each", type=int, default=4, help="how many methods explain each network")
     parser.add_argument("--methods", nargs="+", default=sorted(METHODS), help="the methods that take turns")
     parser.add_argument("--state", type=Path, default=Path("out/fuzz.json"), help="keeps the counts, to go on later")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # torch's, for some wrappers
     with Bar() as bar:
-        done, counts = run(given.networks, given.each, given.methods, given.state, bar)
+        done, counts = run(given.networks, given.seed, given.each, given.methods, given.state, bar)
     print(f"\n{done} networks, {counts.total()} maps\n\n{table(counts, given.methods)}\n")
     print(f"| refused | why |\n|---|---|\n{reasons(counts)}")
     return 0 if all(v.startswith(("equal", "refused")) for _, v in counts) else 1

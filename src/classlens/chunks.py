@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, footprint, plain_logits, record, record_logits
 from classlens.errors import ModelError, TargetError
-from classlens.machine import memory
+from classlens.machine import check_memory, memory
 from classlens.methods import Balance, Case, LayerTrace, Method, Result
 from classlens.progress import ticker
 
+CHECKED = 2**28  # bytes: for less, nobody looks how much memory is free
 MOST = 8 * 2**30  # bytes: more is no faster
 TOLERANCE = 1e-3  # between the logits of a batch and of its parts, relative; convolutions round differently
 _AT_ONCE = 8  # images that methods send through the network together
@@ -58,7 +59,11 @@ def run(chosen: Method, case: Case, options: Mapping[str, Any], whole: bool) -> 
 
 
 def _by_classes(chosen: Method, case: Case, options: Mapping[str, Any]) -> Result:
-    at_once = max(1, int(budget() // 2 // held(chosen, case)))
+    one = held(chosen, case)
+    if case.images.device.type == "cpu" and one > CHECKED:
+        size = " x ".join(map(str, case.images.shape))
+        check_memory(one, f"{chosen.name} with input of {size}")
+    at_once = max(1, int(budget() // 2 // one))
     parts = case.targets.split(at_once, 1)
     if len(parts) == 1:
         return chosen.run(case, **options)

@@ -9,12 +9,14 @@ The kernel (`arch_prctl`) does not reveal such machines: oneDNN asks it too, and
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from classlens.errors import MachineError
 
@@ -56,11 +58,57 @@ def memory() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows
         total = _USUAL
-    return min([total, *_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    return min([total, *(limit for _, limit in _limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))])
 
 
-def _limits(root: Path, own: Path) -> Iterator[int]:
-    """The memory limits of the control groups that a process belongs to."""
+def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process can still get; where the system does not say, all of the machine's."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", (proc / "meminfo").read_text(), re.M)
+    except OSError:  # not Linux
+        found = None
+    free = memory() if found is None else 1024 * int(found[1])
+    return min([free, *(limit - _used(folder) for folder, limit in _limits(groups, proc / "self/cgroup"))])
+
+
+def _used(group: Path) -> int:
+    """The memory that a control group uses, without files that the kernel can drop."""
+    used = cached = 0
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        with suppress(OSError, ValueError):
+            used = int((group / name).read_text())
+    with suppress(OSError):
+        found = re.search(r"^(?:total_)?inactive_file (\d+)", (group / "memory.stat").read_text(), re.M)
+        cached = int(found[1]) if found else 0
+    return max(0, used - cached)
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Refuse what would need more memory than there is: the system would end the process without a word."""
+    free = free_memory()
+    if needed > free:
+        raise MachineError(
+            f"{what} needs about {needed / 2**30:.3g} GB more memory, and {free / 2**30:.3g} GB are free; give smaller "
+            "pictures, or fewer at once"
+        )
+
+
+@functools.cache
+def _allocator() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return None
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps blocks of up to 32 MB for itself, scattered, so a peak stays."""
+    if _allocator() is not None:
+        _allocator()(0)
+
+
+def _limits(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
+    """The control groups that a process belongs to, each with its memory limit."""
     try:
         names = [line.split(":", 2)[2] for line in own.read_text().splitlines()]
     except (OSError, IndexError):
@@ -71,7 +119,7 @@ def _limits(root: Path, own: Path) -> Iterator[int]:
         folders += [base.joinpath(*inside[:n]) for base in (root, root / "memory") for n in range(1, len(inside) + 1)]
     for file in (folder / name for folder in folders for name in ("memory.max", "memory.limit_in_bytes")):
         try:
-            yield int(file.read_text())
+            yield file.parent, int(file.read_text())
         except (OSError, ValueError):  # not there, or "max": no limit
             continue
 

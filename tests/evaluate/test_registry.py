@@ -220,6 +220,7 @@ def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path)
         "road",
         "segmentation",
         "pointing",
+        "disconnected",
         "sanity",
         "repeatability",
         "focus",

@@ -254,3 +254,21 @@ def test_tokens_in_no_order_are_refused() -> None:
     tape = recorded(lambda x: (t := mix @ tokens(x), attended(t, t))[1])
     with pytest.raises(MethodError, match="or they are in no order that can be read; use attnlrp or agf"):
         one_grid(find_attentions(tape), "a method")
+
+
+def test_a_softmax_of_the_image_itself_is_no_attention() -> None:
+    assert find_attentions(recorded(lambda x: x.softmax(-1))) == []
+    assert find_attentions(recorded(lambda x: tokens(x).softmax(-1) @ tokens(x).mT)) == []
+
+
+def test_attention_between_the_pixels_themselves_has_no_projections() -> None:
+    tape = recorded(lambda x: F.scaled_dot_product_attention(tokens(x), tokens(x), tokens(x)))
+    found = find_attentions(tape)
+    assert projections(tape, found) == set()
+    assert block_inputs(tape, found) == []
+
+
+def test_keys_that_are_learnt_have_no_places() -> None:
+    keys = torch.ones(1, 6, 4).double()
+    (found,) = find_attentions(recorded(lambda x: F.scaled_dot_product_attention(tokens(x), keys, tokens(x))))
+    assert found.keys is None

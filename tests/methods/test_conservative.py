@@ -80,6 +80,7 @@ def test_the_deviation_of_a_group_is_a_constant(shape: tuple[int, ...]) -> None:
     weight, bias, x = W.reshape(wide), B.reshape(wide), random(*shape)
     assert same(lambda x: F.group_norm(x, 3, W, B, eps=0.2), lambda x: by_group(x, 3, 0.2) * weight + bias, x)
     assert same(lambda x: F.group_norm(x, 2), lambda x: by_group(x, 2, 1e-5), x)
+    assert same(lambda x: torch.group_norm(1e-3 * x, 2), lambda x: by_group(1e-3 * x, 2, 1e-5), x)
 
 
 # ------------------------------------------------------------------------------------------------ activations, products
@@ -185,6 +186,7 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_the_weights_of_attention_are_constants(name: str) -> None:
     assert same(*ATTENTION[name], T)
+    assert same(*ATTENTION[name], random(3, 4, 5, 3))  # not as many images as groups
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -348,6 +350,24 @@ def test_the_constant_that_a_layer_adds() -> None:
     assert bias_at(record(Does(lambda x: x + 1).eval(), x).nodes[-1]) is None
     of_the_image = Does(lambda x: F.layer_norm(x, (2,), None, x.mean((0, 1, 2)))).eval()  # no constant
     assert bias_at(record(of_the_image, x).nodes[-1]) is None
+
+
+def test_a_share_that_cannot_be_drawn_is_refused() -> None:
+    """A layer over the tokens mixes their places; without its bias, the map would lack a share."""
+    torch.manual_seed(0)
+
+    class Mixes(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patch(x).flatten(2).mT
+            tokens = tokens + self.attend(tokens, tokens, tokens, need_weights=False)[0]
+            return self.head(F.linear(tokens.mT, MIX6, BIAS6).mean(2))
+
+    model = Mixes(True, NORMS["layer"][0]).double().eval()
+    with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 6, 6\) cannot be read, so its share"):
+        classlens.explain(model, random(2, 3, 8, 12), 0, "libragrad")
+
+
+MIX6, BIAS6 = random(6, 6, seed=5), random(6, seed=6)
 
 
 def test_a_block_that_is_not_there() -> None:

@@ -13,6 +13,7 @@ from classlens.methods.deeplift import multipliers
 from classlens.methods.inputs import baselines
 from goldens import distance
 from networks import NETWORKS, build, pictures
+from steps import Does
 
 TARGETS = [[1, 4], [0, 2]]
 ignore_same = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -294,3 +295,54 @@ def test_another_path_for_the_baseline_is_an_error() -> None:
 def test_unknown_baseline_is_refused() -> None:
     with pytest.raises(MethodError, match="there is no baseline 'grey'"):
         classlens.explain(build("plain"), pictures(), 1, "deeplift-shap(baselines=zero+grey)")
+
+
+BEYOND = torch.ones(6, 6).double().tril() > 0
+MIXING: dict[str, tuple[dict[str, object], Callable[[Tensor], Tensor]]] = {
+    "plain": ({}, lambda s: s / 2), "scaled": ({"scale": 0.3}, lambda s: 0.3 * s),
+    "causal": ({"is_causal": True}, lambda s: (s / 2).masked_fill(~BEYOND, -1e30)),
+    "additive": ({"attn_mask": BEYOND.double()}, lambda s: s / 2 + BEYOND),
+    "boolean": ({"attn_mask": BEYOND}, lambda s: (s / 2).masked_fill(~BEYOND, -1e30)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_fused_attention_has_the_multipliers_of_attention_that_is_written_out(name: str) -> None:
+    options, scores = MIXING[name]
+    torch.manual_seed(0)
+    patch, head = nn.Conv2d(3, 4, 2, 2).double(), torch.randn(4, 3).double()
+
+    def tokens(x: Tensor) -> Tensor:
+        return patch(x).flatten(2).mT
+
+    def fused(x: Tensor) -> Tensor:
+        t = tokens(x)
+        return F.scaled_dot_product_attention(t, t.flip(1), 2 * t, **options).mean(1) @ head
+
+    def written(x: Tensor) -> Tensor:
+        t = tokens(x)
+        return (scores(t @ t.flip(1).mT).softmax(-1) @ (2 * t)).mean(1) @ head
+
+    x = torch.randn(2, 3, 4, 6).double()
+    found = [classlens.explain(Does(do).eval(), x, 1, "deeplift-shap", baselines="zero") for do in (fused, written)]
+    assert torch.allclose(found[0].maps, found[1].maps, rtol=1e-6, atol=1e-9)
+    assert max(e.report.conservation.max() for e in found) < 1e-6
+
+
+def test_the_first_of_two_outputs_is_complete() -> None:
+    model = Does(lambda x: torch.std_mean(x, (2, 3))[0]).eval()
+    e = classlens.explain(model, torch.rand(2, 3, 4, 4).double(), 1, "deeplift-shap", baselines="noise")
+    assert e.report.conservation.max() < 1e-3
+
+
+def test_sampling_positions_of_the_image_are_complete() -> None:
+    """Linear in what is sampled, but not in where: one point would not do."""
+    grid = torch.rand(1, 4, 4, 2, generator=torch.Generator().manual_seed(0)).double()
+
+    def do(x: Tensor) -> Tensor:
+        where = grid * (1 + 0.1 * x.mean((1, 2, 3))[:, None, None, None].sin())
+        return F.grid_sample(x.square(), where, align_corners=False).mean((2, 3))
+
+    x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+    e = classlens.explain(Does(do).eval(), x, 1, "deeplift-shap", baselines="zero")
+    assert e.report.conservation.max() < 1e-3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods.featuremaps import all_maps, chosen_maps, share_read, spatial_cuts
+from classlens.methods.featuremaps import all_maps, averaged, chosen_maps, feature_map, share_read, spatial_cuts
 from classlens.methods.registry import Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
@@ -234,3 +234,21 @@ def test_the_map_before_an_average_however_it_is_written() -> None:
     assert set(found.values()) == {torch.Size([1, 4, 8, 8])}
     stacked = Does(lambda x: head(torch.stack([conv(x)] * 3).sum(0)[:, :, ::4, ::4].flatten(1)))
     assert len(spatial_cuts(record(stacked.eval(), x))) > 1  # a sum of branches is no pool
+
+
+def test_averages_are_pools_and_sums_over_windows() -> None:
+    """The same change of axes by a reshape is none."""
+    x = torch.rand(2, 3, 4, 4)
+    windows = record(Does(lambda x: x.reshape(2, 3, 2, 2, 2, 2).mean((3, 5))).eval(), x)
+    assert averaged(windows) == {windows.output}
+    reshaped = record(Does(lambda x: x.reshape(2, 3, 2, 2, 2, 2).reshape(2, 3, 4, 4)).eval(), x)
+    assert averaged(reshaped) == set()
+    pooled = record(Does(lambda x: F.avg_pool2d(x, 2).clone()).eval(), x)
+    assert averaged(pooled) == {value for node in pooled.nodes for value in node.outputs}
+
+
+@pytest.mark.parametrize(("size", "places"), [((1, 2), 2), ((2, 1), 2), ((3, 2), 6), ((1, 1), None)])
+def test_a_map_has_all_of_its_places(size: tuple[int, int], places: int | None) -> None:
+    tape = record(Does(lambda x: F.avg_pool2d(x, 2).relu()).eval(), torch.rand(2, 3, *(2 * side for side in size)))
+    found = feature_map(tape, tape.output)
+    assert (None if found is None else found.places()) == places

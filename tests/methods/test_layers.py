@@ -102,6 +102,7 @@ def test_the_last_layers_are_those_that_nothing_but_other_operations_follows(do,
         (lambda m, x: m.b(m.a(x.mean((2, 3))).unflatten(1, (2, 3)).relu().flatten(1)[:, :3]), ["b"], 4),  # places
         (lambda m, x: m.b(m.a(x.mean((2, 3)))[:, :3] + x.mean((2, 3))), ["b"], 4),  # a branch
         (lambda m, x: m.c(m.conv(x).relu().flatten(1)), ["conv"], 1),  # a picture of one pixel
+        (lambda m, x: m.a(x.relu().flatten(1)), ["a"], 1),  # the first layer there is
         (lambda m, x: m.c(m.conv(x).relu().flatten(1)), ["c"], 2),  # the layer itself reads places
         (lambda m, x: m.c(m.b(m.a(x.mean((2, 3)))[:, :3]).relu()), ["a"], 4),
     ],
@@ -409,6 +410,14 @@ def test_each_place_has_a_token_or_the_layer_has_no_grid(some: slice, whole: boo
         lambda m, x: m.mix(m.embed(x).flatten(2).mT[:, some]).sum(1), embed=nn.Conv2d(3, 4, (4, 2), 2), mix=layer
     )
     assert bool(token_layers(tape, tape.nodes)) is whole
+
+
+def test_a_weight_of_the_image_makes_no_token_layer() -> None:
+    def do(m: nn.ModuleDict, x: Tensor) -> Tensor:
+        return F.linear(m.embed(x).flatten(2).mT, x.mean((0, 2, 3))[:, None].expand(3, 4)).mean(1)
+
+    tape = parts(do, embed=nn.Conv2d(3, 4, 2, 2))
+    assert not token_layers(tape, tape.nodes)
 
 
 def test_layers_that_mix_places_are_no_token_layers() -> None:

@@ -114,3 +114,34 @@ def test_weights_that_are_the_output_are_refused() -> None:
 def test_a_sum_in_which_images_mix_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match=r"the images cannot be told apart at add .*explain one image at a time"):
         classlens.explain(model(lambda t: FUSED(t, t, t) + t.mean(0, keepdim=True)), X, 0, "transformer-attribution")
+
+
+@pytest.mark.parametrize("method", ["attention-rollout", "generic-attention", "transformer-attribution"])
+def test_one_block_is_enough_and_classes_come_together(method: str) -> None:
+    one = model(lambda t: t + FUSED(t, 2 * t, t))
+    together = classlens.explain(one, X, [[0, 2], [1, 2]], method).maps
+    assert (together.flatten(2).std(2) > 0).all()
+    for image, classes in enumerate(([0, 2], [1, 2])):
+        for k, target in enumerate(classes):
+            alone = classlens.explain(one, X[image : image + 1], target, method).maps
+            assert torch.allclose(alone[0, 0], together[image, k], rtol=1e-6)
+
+
+def test_tokens_that_come_before_images_have_the_same_map() -> None:
+    """(tokens, images, channels) and (images, tokens, channels), with the sums of a skip connection in either."""
+    torch.manual_seed(1)
+    first, last = (nn.MultiheadAttention(4, 2, batch_first=way).double().eval() for way in (False, True))
+    last.load_state_dict(first.state_dict())
+
+    def tokens_first(t: Tensor) -> Tensor:
+        u = t.transpose(0, 1) * 2
+        return (u + first(u, u, u)[0]).transpose(0, 1)
+
+    def images_first(t: Tensor) -> Tensor:
+        u = t * 2
+        return u + last(u, u, u)[0]
+
+    ours, theirs = (
+        classlens.explain(model(do), X, 1, "transformer-attribution").maps for do in (tokens_first, images_first)
+    )
+    assert torch.allclose(ours, theirs, rtol=1e-6)

@@ -18,10 +18,10 @@ has the kinds of faults: a swapped operator, another constant, a condition that 
 argument left out. A fault is killed when a test fails. Every fault that survives is listed below with the reason.
 
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
-A fault is tried by tests that reach it and take {seconds:.0f} seconds together: one for each way through the changed
-function first, those of its own test file before others. Code that runs on import is tried by the tests of its own file
-and of the registry. Tests that were left out might kill a few more. A verdict holds until its function changes;
-`tools/mutants/verdicts.txt` keeps all of them.
+A fault is tried by tests that reach it and take {seconds:.0f} seconds together: quick ones before slow ones, those of
+its own test file and those that take another way through the changed function before others. Code that runs on import
+is tried by the tests of its own file and of the registry. Tests that were left out might kill a few more. A verdict
+holds until its function changes; `tools/mutants/verdicts.txt` keeps all of them.
 
 {state}
 

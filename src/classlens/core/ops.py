@@ -89,6 +89,7 @@ def _rows(kind: Kind, text: str, **columns: Any) -> Iterator[Operation]:
 
 
 _BINARY = ("input", "other")
+NEAREST = "upsample_nearest"  # `interpolate` that repeats values instead of mixing them
 LIVE_WEIGHTS = "constant_through_live_weights"  # a linear layer or convolution whose input is not made of the image
 _TABLE = (
     *_rows(Kind.LINEAR, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
@@ -113,6 +114,7 @@ _TABLE = (
     *_rows(Kind.MOVE, """t permute movedim=moveaxis expand expand_as broadcast_to repeat tile repeat_interleave narrow
            select index_select gather take_along_dim masked_select roll flip rot90 diagonal unfold pixel_shuffle
            pixel_unshuffle channel_shuffle as_strided"""),
+    *_rows(Kind.MOVE, NEAREST),
     *_rows(Kind.MOVE, "native_channel_shuffle",
            unruled="torch has no derivative of it; channel_shuffle does the same"),
     *_rows(Kind.MOVE, "split=unsafe_split=split_with_sizes=tensor_split", several=True,
@@ -129,7 +131,7 @@ _TABLE = (
     *_rows(Kind.MINIMUM, "amin"), *_rows(Kind.MINIMUM, "min", several=True, constants=Constants.IF_THERE),
     *_rows(Kind.MINIMUM, "minimum", constants=Constants.YES),
     *_rows(Kind.AVERAGE_POOL, " ".join(f"{a}avg_pool{n}d" for a in ("", "adaptive_") for n in (1, 2, 3))),
-    *_rows(Kind.SUM, "mean sum cumsum interpolate=upsample=upsample_nearest=upsample_bilinear grid_sample fold"),
+    *_rows(Kind.SUM, "mean sum cumsum interpolate=upsample=upsample_bilinear grid_sample fold"),
     *_rows(Kind.ADDITION, "add=radd=iadd", recompute=True),
     *_rows(Kind.ADDITION, "sub=isub=subtract rsub neg=negative"),
     *_rows(Kind.PRODUCT, "mul=rmul=imul=multiply inner outer=ger", parameters=_BINARY),

@@ -97,8 +97,7 @@ def _square(weights: Tensor) -> bool:
 
 
 def _places_of(node: Node, places: dict[Value, Places]) -> Places | None:
-    key = node.arguments()["key"]
-    return places.get(key) if isinstance(key, Value) else None
+    return places.get(node.arguments()["key"])
 
 
 def _between_products(tape: Tape, node: Node) -> bool:
@@ -160,8 +159,7 @@ def block_inputs(tape: Tape, found: Sequence[Attention]) -> list[Value]:
         value: Value | None = one.node.inputs[0]
         while value is not None and not _is_added(tape, value):
             node = tape.producer.get(value)
-            upwards = node is not None and (node.op in _ON_THE_WAY or node.op in _PRODUCTS)
-            value = node.inputs[0] if node is not None and upwards else None
+            value = node.inputs[0] if node is not None and node.op in _ON_THE_WAY | _PRODUCTS else None
         if value is not None and value not in inputs:
             inputs.append(value)
     return inputs

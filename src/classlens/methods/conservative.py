@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Grid, Node, Tape, Value, image_index, place_index
+from classlens.core.capture.norm import is_fixed, through_norm
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.core.rules.generic import Shares, transported, unbroadcast
@@ -68,6 +69,8 @@ class Altered:
             return gamma_back(node, arrived, self.gamma[node])
         if node.op in _ACTIVATIONS and len(node.inputs) == 1:
             return [arrived * gate(node, self.stabiliser)]
+        if node.op == "batch_norm" and is_fixed(node.arguments()):
+            return only(node, node.inputs[0], through_norm(node.arguments(), arrived, 2))
         if node.op in _RULES:
             return _RULES[node.op](node, arrived)
         if node.op == "mul" and len(node.inputs) == 2:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value, record
+from classlens.core.capture.norm import is_fixed, through_norm
 from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import by_argument, opened
 from classlens.core.rules.generic import Shares, divide, transported
@@ -103,6 +104,8 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
         return only(node, layer.value, layer.adjoint(arrived, layer.weight))
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
         return [arrived * slope(node, twin)]
+    if node.op == "batch_norm" and is_fixed(node.arguments()):
+        return only(node, node.inputs[0], through_norm(node.arguments(), arrived, 2))
     if node.op == "scaled_dot_product_attention":
         return _through_attention(node, twin, arrived)
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
@@ -113,8 +116,6 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
 
 def _up_to_quadratic(node: Node) -> bool:
     """Whether the Jacobian is constant, or linear in the inputs: then the midpoint is exact."""
-    if node.op == "batch_norm":
-        return node.arguments().get("running_mean") is not None
     if node.op == "div":
         return len(node.inputs) == 1 and isinstance(node.arguments()["input"], Value)
     if node.op == "grid_sample":  # linear in the image, not in the sampling positions

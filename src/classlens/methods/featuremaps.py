@@ -18,7 +18,7 @@ from torch import Tensor
 from classlens.core.capture import Tape, Value
 from classlens.core.capture.reading import chosen_values, is_inside, layer_names
 from classlens.core.names import near
-from classlens.core.ops import LINEAR_OPS, Kind, channels_last, of_kind
+from classlens.core.ops import LINEAR_OPS, NEAREST, Kind, channels_last, of_kind
 from classlens.errors import MethodError
 from classlens.methods.inputs import whole
 from classlens.methods.places import convolution
@@ -206,15 +206,15 @@ def all_maps(tape: Tape) -> list[FeatureMap]:
     With no weight layer above it, a map is the network's own output: logits for each pixel or query.
     """
     found = {cut.value: cut for cut in spatial_cuts(tape) if cut.above}
-    read_maps = convolution(tape), convolution(tape, transposed=True), "interpolate"
-    chosen = chosen_values(tape.nodes)
+    read_maps = convolution(tape), convolution(tape, transposed=True), "interpolate", NEAREST
+    others = averaged(tape) | chosen_values(tape.nodes)
     above, depth = 0, {value: i for i, node in enumerate(tape.nodes) for value in node.outputs}
     for node in reversed(tape.nodes):
         above += node.op in LINEAR_OPS
         value = node.arguments()["input"] if above and node.op in read_maps else None
-        if value not in depth or value in chosen or value.shape[0] != tape.image.shape[0]:
+        if value not in depth or value in others or value.shape[0] != tape.image.shape[0]:
             continue
-        if math.prod(value.shape[2:]) > 1 and tape.producer[value].op not in _AVERAGES:
+        if math.prod(value.shape[2:]) > 1:
             found.setdefault(value, FeatureMap(value, _channels_first, above))
     return sorted(found.values(), key=lambda one: -depth[one.value])
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Axis, Node, Value, folded, image_index
-from classlens.core.capture.fold import batchnorm_affine
+from classlens.core.capture.norm import affine, is_fixed
 from classlens.core.ops import LINEAR_OPS
 from classlens.core.rules.linear import linear_map
 from classlens.errors import UnsupportedOp
@@ -20,9 +20,9 @@ def bias_of(node: Node) -> Tensor | None:
     """The constant that a node adds to its output, in a shape that broadcasts."""
     if node.op in LINEAR_OPS:
         return linear_map(node).bias
-    if node.op == "batch_norm" and node.arguments().get("running_mean") is not None:
-        _, offset = batchnorm_affine(node)
-        return offset.reshape(-1, *[1] * (node.outputs[0].tensor.dim() - 2))
+    if node.op == "batch_norm" and is_fixed(node.arguments()):
+        _, offset = affine(node.arguments())
+        return offset.reshape(-1, *[1] * (len(node.outputs[0].shape) - 2))
     return None
 
 

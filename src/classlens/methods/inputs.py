@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import GradientsStayOn, Reading, outputs_at
+from classlens.core.capture.backward import gradients
 from classlens.errors import MethodError
 from classlens.methods.places import filtered_along, shortest_side
 from classlens.methods.registry import Case
@@ -48,7 +49,7 @@ def gradients_at(case: Case, points: Tensor) -> Tensor:
         case.tape.check_gradients()
         with case.tape.differentiating():
             found = [
-                torch.autograd.grad(logits, leaf, start, retain_graph=k + 1 < len(starts))[0]
+                gradients([logits], [leaf], [start], case.tape.odd, retain_graph=k + 1 < len(starts))[0]
                 for k, start in enumerate(starts)
             ]
     return torch.stack(found).to(precise(points))

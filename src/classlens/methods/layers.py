@@ -20,7 +20,6 @@ from classlens.errors import MethodError
 from classlens.methods.places import convolution
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
-_LIMITS = ("maximum", "minimum")  # with a constant: an activation
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
 # Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
@@ -89,7 +88,7 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
         if len(users) != 1:
             return bool(users) and all(user.op in _ACTIVATIONS for user in users)
         (user,) = users
-        if user.op in _ACTIVATIONS or (user.op in _LIMITS and len(user.inputs) == 1):
+        if user.op in _ACTIVATIONS:
             return True
         moves = user.op in _MOVES and user.op not in SEVERAL_OUTPUTS and len(user.inputs) == 1
         if user.op not in _NORMS and not moves:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Tape, Value, place_index
+from classlens.core.capture.backward import gradients
 from classlens.errors import MethodError
 from classlens.methods.blocks import Attention, attentions, block_inputs, last_output
 from classlens.methods.places import enlarged
@@ -106,4 +107,5 @@ class Tail:
             tokens = output.tensor.detach().clone().requires_grad_()
             logits = self(tokens.mean(self.axis, keepdim=True).expand_as(tokens))
             scores = (logits * case.directions(logits.detach())).flatten(1).sum(1)
-            return torch.stack([torch.autograd.grad(s, tokens, retain_graph=True)[0] for s in scores])
+            one = torch.ones_like(scores[0])
+            return torch.stack([gradients([s], [tokens], [one], case.tape.odd, retain_graph=True)[0] for s in scores])

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from classlens.core.capture.backward import gradients
 from classlens.core.targets import scores
 from classlens.methods.inputs import above_zero, gaussian_blur, generator, logits_at, precise, whole
 from classlens.methods.places import enlarged, shortest_side
@@ -131,8 +132,8 @@ def best_mask(
         score = scores(logits, target, case.scalars, probability).sum()
         loss = settings.area * (1 - leaf).abs().sum() + settings.variation * total_variation(leaf) + score
         with case.tape.differentiating():
-            gradient = torch.autograd.grad(loss, leaf)
-        mask = (mask + descent.step(*gradient)).clamp(0, 1)
+            (gradient,) = gradients([loss], [leaf], [torch.ones_like(loss)], case.tape.odd)
+        mask = (mask + descent.step(gradient)).clamp(0, 1)
         tick()
     return enlarged_mask(mask, size, 5 * settings.scale)
 

@@ -41,7 +41,6 @@ def attention_rollout(case: Case, start: int = 0) -> Result:
     found, grid = _chain(case, "attention-rollout", start)
     at_outputs = case.tape.gradients(case.directions(), [found[-1].output])
     flows = [halved(one.weights.mean(1)) for one in found[start:]]
-    flows = [flow.expand(case.targets.shape[1], *flow.shape) for flow in flows]
     row = rows_read(found[-1].gradient(at_outputs[found[-1].output]))[..., None, :]
     for flow in reversed(flows):
         row = row @ flow

@@ -211,6 +211,31 @@ def test_checkpointing_is_right_or_refused(method: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def in_autocast(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(inner: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return step(inner, x).float()
+
+    return run
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16", "autocast inside", "autocast outside"])
+@pytest.mark.parametrize("method", ["agf", "agf-release", "gradient", "smoothgrad(samples=2)"])
+def test_checkpointing_in_low_precision(method: str, low: str) -> None:
+    """A checkpoint computes its part again in the backward pass: in float32 there, too."""
+    x = pictures(1)
+    plain, step = Step(lambda inner, t: F.relu(inner(t))).eval(), checkpointed(False)
+    model = Step(in_autocast(step) if low == "autocast inside" else step).eval()
+    if low in ("bfloat16", "float16"):
+        model.to(getattr(torch, low))
+        plain.load_state_dict({name: t.float() for name, t in model.state_dict().items()})
+    expected = classlens.explain(plain, x, 1, method).maps
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low == "autocast outside"):
+        found = classlens.explain(model, x, 1, method)
+    assert same(found.maps, expected)
+    assert any("float32" in note for note in found.report.notes)
+
+
 @torch.library.custom_op("classlens_tests::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     return x * 2

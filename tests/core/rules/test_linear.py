@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reference
-from classlens.core.capture import folded, record
+from classlens.core.capture import Axis, folded, record
 from classlens.core.rules import linear, propagate, rule_for
 from classlens.core.rules.linear import LinearMap, linear_map, output_stride
+from classlens.errors import UnsupportedOp
 
 
 class Layer(nn.Module):
@@ -132,6 +133,13 @@ def test_forward_and_adjoint_belong_together(layer: str) -> None:
     assert torch.allclose(left, right)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_of_ones_is_the_layer_of_an_image_of_ones(layer: str) -> None:
+    found, _, _ = case(layer)
+    whole = found.forward(torch.ones_like(found.x[:1]), found.weight)
+    assert torch.allclose(found.of_ones(found.weight).expand_as(whole), whole)
+
+
 def test_weights_that_depend_on_the_image_are_read_as_they_were() -> None:
     class Dynamic(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -158,6 +166,21 @@ def test_a_folded_normalisation_scales_the_weight(layer: nn.Module, norm: nn.Mod
     found = linear_map(node)
     assert torch.allclose(found.forward(x, found.weight) + found.bias, norm(layer(x)))
     assert found.unscaled.data_ptr() == layer.weight.data_ptr()  # no copy
+
+
+def test_what_is_taken_over_each_image_stays_apart() -> None:
+    """Tokens before images, two windows of each image along the first axis, and images that nobody can tell apart."""
+    found, _, _ = case("tokens")
+    t = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0))  # two classes
+
+    def largest(images: Axis | None) -> Tensor:
+        return dataclasses.replace(found, images=lambda value: images).of_each_image(t, lambda rows: rows.amax(1))
+
+    assert torch.equal(largest(Axis(1, torch.arange(3))), t.amax((1, 3), keepdim=True))
+    windows = t.unflatten(1, (2, 2)).amax((2, 3, 4)).repeat_interleave(2, 1)
+    assert torch.equal(largest(Axis(0, torch.tensor([0, 0, 1, 1]))), windows[:, :, None, None])
+    with pytest.raises(UnsupportedOp, match="in which images cannot be told apart; explain one image at a time"):
+        largest(None)
 
 
 @pytest.mark.parametrize(("height", "stride"), [(224, 1), (112, 2), (7, 32), (17, 16), (14, 16), (15, 16), (28, 8)])

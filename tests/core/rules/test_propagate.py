@@ -215,6 +215,22 @@ def test_numbers_are_cut_only_where_they_are_slow() -> None:
     assert without_denormals(torch.tensor([[[1e-30, 1.0]]]), 1.0).tolist() == [[[0.0, 1.0]]]
 
 
+def test_negligible_relevance_is_cut_before_products_alone() -> None:
+    seen: dict[str, list[float]] = {}
+
+    def choose(node: Node) -> Callable[..., list[Tensor]]:
+        def rule(node: Node, relevance: Tensor) -> list[Tensor]:
+            seen[node.op] = relevance.flatten().tolist()
+            return [relevance]
+
+        return rule
+
+    tape = record(Does(lambda x: F.linear(x, torch.eye(2)).flip(3)).eval(), X[:1, :, :1])
+    propagate(tape, {tape.output: torch.tensor([1.0, 1e-40]).reshape(1, 1, 1, 1, 2)}, choose)
+    assert seen["flip"] == torch.tensor([1.0, 1e-40]).tolist()
+    assert seen["linear"] == [1.0, 0.0]
+
+
 def test_what_next_to_nothing_caused_stays() -> None:
     """Below 1e-19 a sum in float32 is nothing: its relevance would be blown up by as much."""
     ledger = Ledger(1)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from classlens.core.capture.norm import affine, is_fixed
 from classlens.core.capture.tape import Node, Tape, Value
 from classlens.core.ops import per_axis
 
@@ -24,19 +24,6 @@ _CONV: dict[str, Any] = {"conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.con
 def folded(tape: Tape) -> Tape:
     """The same tape, with paddings and normalisations folded into their linear layers where this is exact."""
     return _fold_norms(fold_paddings(tape))
-
-
-def batchnorm_affine(node: Node) -> tuple[Tensor, Tensor]:
-    """Scale and offset (each (channels,)) of an evaluation-mode `batch_norm`."""
-    a = node.arguments()
-    mean, var = a["running_mean"], a["running_var"]
-    scale = torch.rsqrt(var + a["eps"])
-    if a["weight"] is not None:
-        scale = scale * a["weight"]
-    offset = -mean * scale
-    if a["bias"] is not None:
-        offset = offset + a["bias"]
-    return scale.detach(), offset.detach()
 
 
 def _rewrite(tape: Tape, new: dict[Node, Node], gone: set[Node]) -> Tape:
@@ -64,12 +51,12 @@ def _fold_norms(tape: Tape) -> Tape:
 
 def _takes_norm(layer: Node, norm: Node) -> bool:
     # Weights that depend on the image, and statistics of the batch, cannot be folded.
-    constant = len(layer.inputs) == 1 and norm.arguments().get("running_mean") is not None
+    constant = len(layer.inputs) == 1 and is_fixed(norm.arguments())
     return constant and (layer.op in _CONV or layer.op == "linear")
 
 
 def _with_norm(layer: Node, norm: Node) -> Node:
-    scale, offset = batchnorm_affine(norm)
+    scale, offset = affine(norm.arguments())
     bias = layer.arguments().get("bias")
     bias = offset if bias is None else offset + bias.detach() * scale
     # The weight is scaled on use. Scaling all weights of a network at once would need new memory, and allocating it

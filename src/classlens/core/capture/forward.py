@@ -66,8 +66,8 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         found = recorder.current(logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast)
-        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes)
-        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes())
+        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd)
+        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd)
         _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
@@ -128,7 +128,7 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
         with stay_on, in_float32(known.float32):
             logits = _selected(run_model(model, image), output, None)
     notes = _notes(known.lower, state.autocast)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
+    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
 
 
 def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
@@ -141,7 +141,7 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
     with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
         logits = _selected(run_model(model, image.clone()), output, None)
     notes = _notes(known.lower, state.autocast)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes)
+    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
 
 
 def footprint(model: nn.Module, image: Tensor, output: Picker = None) -> tuple[int, int]:
@@ -273,6 +273,7 @@ class _Known(NamedTuple):
     lower: str
     opaque: str
     sizes: tuple[int, int]  # the bytes of all values, and of the largest one
+    odd: bool  # a batch norm reads an odd memory layout
 
 
 _KINDS = 32  # at most, for each model: every new shape and every new `output=` function makes another

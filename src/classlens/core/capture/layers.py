@@ -1,7 +1,8 @@
 """Layers that are written in other ways are recorded alike, so that a map does not depend on how they are written.
 
 A product with a constant matrix is a linear layer: `x @ w` is recorded as `F.linear(x, w.T)`. `stack([a, b]).sum(0)` is
-recorded as `a + b`. torch's attention layer is recorded as what it calls: projections and
+recorded as `a + b`. An interpolation that repeats values moves them, as `repeat_interleave` does. The maximum of a
+value and 0 is a ReLU. torch's attention layer is recorded as what it calls: projections and
 `scaled_dot_product_attention`, or softmax between two products.
 """
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture.tape import Node, Value
-from classlens.core.ops import arguments
+from classlens.core.ops import NEAREST, arguments
 
 
 class Layer(NamedTuple):
@@ -58,6 +59,31 @@ def as_sum(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Ma
     if not plain or summed.get("dtype") is not None:
         return None
     return Layer("add", torch.add if op == "sum" else _mean_of_two, maker.inputs, {})
+
+
+def as_move(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer | None:
+    """The move that an interpolation by nearest neighbours is; None if it is none."""
+    if op != "interpolate":
+        return None
+    repeats = arguments(op, func, args, kwargs).get("mode", "nearest") in ("nearest", "nearest-exact")
+    return Layer(NEAREST, func, args, kwargs) if repeats else None
+
+
+def as_limit(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer | None:
+    """The activation that the maximum or minimum of a value and one number is; None if it is none."""
+    if op not in ("maximum", "minimum", "max", "min"):
+        return None
+    named = arguments(op, func, args, kwargs)
+    pair = [named.get("input"), named.get("other")]
+    value = next((one for one in pair if isinstance(one, Value)), None)
+    limit = next((one for one in pair if isinstance(one, Tensor)), None)
+    if value is None or limit is None or not limit.numel() or not bool((limit == limit.flatten()[0]).all()):
+        return None
+    if torch.broadcast_shapes(value.shape, limit.shape) != value.shape:
+        return None
+    if op.startswith("max") and not limit.any():
+        return Layer("relu", F.relu, (value,), {})
+    return Layer("clamp", torch.clamp, (value,), {"min" if op.startswith("max") else "max": limit.detach()})
 
 
 def _mean_of_two(a: Tensor, b: Tensor) -> Tensor:

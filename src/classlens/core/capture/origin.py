@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture.tape import Node, Tape, Value
-from classlens.core.ops import LINEAR_OPS, Kind, of_kind
+from classlens.core.ops import LINEAR_OPS, NEAREST, Kind, of_kind
 
 # Indices count from 1. The index 0 stands for entries that come from no image: a class token, padding.
 
 _BY_UNIT = {"mul", "maximum", "minimum", "addcmul", "where", "masked_fill"}
-_MOVES = of_kind(Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE) - _BY_UNIT
+_MOVES = of_kind(Kind.COPY, Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE) - _BY_UNIT - {NEAREST}
 _COPIES, _RESHAPES = of_kind(Kind.COPY), of_kind(Kind.RESHAPE)
 _FILL = {"pad", "setitem"}
 _UNIT_BY_UNIT = _BY_UNIT | of_kind(
     Kind.ACTIVATION, Kind.POINTWISE, Kind.NORM, Kind.SOFTMAX, Kind.SAME, Kind.ADDITION, Kind.DIVISION, Kind.COMPARISON
 )
-_POOLS = of_kind(Kind.MAX_POOL, Kind.AVERAGE_POOL) | (LINEAR_OPS - {"linear"}) | {"interpolate"}
+_POOLS = of_kind(Kind.MAX_POOL, Kind.AVERAGE_POOL) | (LINEAR_OPS - {"linear"}) | {"interpolate", NEAREST}
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
 _PRODUCTS = of_kind(Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION)
 _BY_STRIDE = {"as_strided", "as_strided_scatter"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,16 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
-from classlens.core.capture.layers import as_layer, as_sum, opened_attention
+from classlens.core.capture.backward import has_odd_layout
+from classlens.core.capture.layers import as_layer, as_limit, as_move, as_sum, opened_attention
 from classlens.core.capture.modes import instead_of, is_overruled
+from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
+from classlens.machine import check_memory
 
+CHECKED = 2**28  # bytes: free memory is checked each time that so much was recorded
+LARGE = 4 * 2**20  # bytes: a smaller output of a layer is kept, because running the layer again takes longer
 LOW = frozenset((torch.float16, torch.bfloat16))
 _NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which torch returns no gradient, with a warning
 
@@ -35,8 +41,9 @@ class Recorder(TorchFunctionMode):
         self.keep, self.copies = keep, dict[Value, Tensor]()
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
-        self.alive: list[Tensor] = []  # every tensor seen: the id of a freed tensor could be reused
-        self.by_storage: dict[int, list[Tensor]] = {}
+        self.alive: dict[int, Tensor] = {}  # tensors seen, by id: the id of a freed tensor could be reused
+        self.leaving: dict[int, weakref.ref[Tensor]] = {}  # those that live as long as the network needs them
+        self.by_storage: dict[int, list[weakref.ref[Tensor]]] = {}
         self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
         self.names: dict[int, str] = {id(module): name for name, module in modules}
@@ -44,6 +51,9 @@ class Recorder(TorchFunctionMode):
         self.image_node: Any = None
         self.switched = False  # the network tried to switch gradients off, or to attach a hook to them
         self.opaque = ""  # an operation that torch cannot differentiate, and where it is
+        self.kept_bytes = self.largest = self.checked = 0  # of tensors so far, and at the last check of free memory
+        self.input: tuple[int, ...] = ()  # the shape of the first tensor
+        self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
 
     def admit_image(self, image: Tensor) -> None:
@@ -58,10 +68,25 @@ class Recorder(TorchFunctionMode):
         value.hidden = not torch.is_grad_enabled()  # only a custom autograd function can switch gradients off here
         self.low = self.low or tensor.dtype in LOW
         if id(tensor) not in self.values:
-            self.alive.append(tensor)
-            self.by_storage.setdefault(_storage(tensor), []).append(tensor)
+            self.alive[id(tensor)] = tensor
+            self._count(tensor)
+            self.by_storage.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
         self.values[id(tensor)] = value
         return value
+
+    def _count(self, tensor: Tensor) -> None:
+        """Count the memory of a new tensor, and stop where a sweep would not fit into what is left.
+
+        At the largest value, a sweep needs up to eight tensors of its size (`chunks.held`).
+        """
+        if tensor.device.type != "cpu" or any(ref() is not None for ref in self.by_storage.get(_storage(tensor), ())):
+            return
+        self.input = self.input or tensor.shape
+        self.kept_bytes, self.largest = self.kept_bytes + tensor.nbytes, max(self.largest, tensor.nbytes)
+        if self.kept_bytes >= self.checked + CHECKED:
+            self.checked = self.kept_bytes
+            size = " x ".join(map(str, self.input))
+            check_memory(8 * self.largest, f"after {self._module() or 'a part of the model'}, input of {size}")
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,18 +115,48 @@ class Recorder(TorchFunctionMode):
             return self._mutation(func, args, kwargs, frozen)
         if isinstance(kwargs.get("out"), Tensor):
             raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be recorded")
-        result = func(*args, **kwargs)
+        norm = self._fixed_norm(kind, func, args, kwargs) if len(inputs) == 1 else {}
+        result = run_lean(norm, lambda: func(*args, **kwargs)) if norm else func(*args, **kwargs)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         # A call that returns one of its arguments (contiguous, to, eval-mode dropout) did nothing.
         if made and not all(id(t) in self.values for t in made):
             self._write(func, frozen, [self.admit(t) for t in made], inputs)
+        if norm:
+            self._let_go(norm["input"])
         return result
+
+    def _fixed_norm(self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a batch norm that only scales and shifts a live input; {} for anything else."""
+        if kind is not ops.Kind.NORM or ops.canonical(func) != "batch_norm" or not may_be_lean():
+            return {}
+        named = ops.arguments("batch_norm", func, args, kwargs)
+        return named if is_fixed(named) and id(named["input"]) in self.values else {}
+
+    def _let_go(self, tensor: Tensor) -> None:
+        """Free the large output of a layer, which its norm does not need, as soon as the network frees it.
+
+        A rule that reads it runs the layer again.
+        """
+        key, values = id(tensor), self.values
+        maker = self.makers.get(values[key])
+        if (
+            maker is None
+            or maker.op not in ops.LINEAR_OPS
+            or tensor.nbytes < LARGE
+            or self.keep
+            or key not in self.alive
+        ):
+            return
+        values[key].kept = _again(maker)
+        del self.alive[key]
+        self.kept_bytes -= tensor.nbytes
+        self.leaving[key] = weakref.ref(tensor, lambda _: values.pop(key, None))
 
     def _constant(self, result: Any) -> Any:
         for leaf in leaves(result):
             if isinstance(leaf, Tensor) and id(leaf) not in self.constants:
                 self.constants.add(id(leaf))
-                self.alive.append(leaf)
+                self.alive[id(leaf)] = leaf
         return result
 
     def _write(
@@ -110,7 +165,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:  # fmt: skip
         args, kwargs = frozen
         op = ops.canonical(func)
-        layer = as_layer(op, func, args, kwargs) or as_sum(op, func, args, kwargs, self.makers)
+        call = (op, func, args, kwargs)
+        layer = as_layer(*call) or as_sum(*call, self.makers) or as_move(*call) or as_limit(*call)
         if layer is not None:
             op, func, args, kwargs = layer
             inputs = ()
@@ -119,6 +175,7 @@ class Recorder(TorchFunctionMode):
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
             self.opaque = self.opaque or f"{op} in {self._module() or 'the model itself'}"
         node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        self.odd = self.odd or (op == "batch_norm" and has_odd_layout(node.inputs[0].tensor))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
 
@@ -150,7 +207,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """An operation that overwrites its first argument, and everything that shares memory with it."""
         target: Tensor = args[0] if args else kwargs["input"]
-        aliases = [t for t in self.by_storage.get(_storage(target), []) if id(t) in self.values]
+        seen = [reference() for reference in self.by_storage.get(_storage(target), [])]
+        aliases = [t for t in seen if t is not None and id(t) in self.values]
         self._copy_kept(aliases)
         for t in aliases:  # keep the old values
             value = self.values[id(t)]
@@ -191,13 +249,13 @@ class Recorder(TorchFunctionMode):
 
     def live(self) -> dict[Value, Tensor]:
         """The tensor of each value that was not overwritten, and the copies of kept ones."""
-        return {self.values[id(t)]: t for t in self.alive if id(t) in self.values} | self.copies
+        return {self.values[key]: t for key, t in self.alive.items() if key in self.values} | self.copies
 
     def _keep(self, value: Value) -> None:
         """Keep a value whose memory is about to be overwritten."""
         maker = self.makers.get(value)
         if maker is not None and maker.op in ops.RECOMPUTED:
-            value.kept = functools.partial(recomputed, maker.func, maker.args, maker.kwargs, maker.mutates)
+            value.kept = _again(maker)
         else:
             value.kept = value.tensor.clone()
 
@@ -245,6 +303,11 @@ def running(names: Mapping[int, str]) -> str:
                 return names[owner]
         frame = frame.f_back
     return ""
+
+
+def _again(maker: Node) -> Callable[[], Tensor]:
+    """Runs an operation again: how to get its output back."""
+    return functools.partial(recomputed, maker.func, maker.args, maker.kwargs, maker.mutates)
 
 
 def _depends(node: Any, ancestor: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from classlens.core import ops
+from classlens.core.capture import backward
 from classlens.errors import CaptureError
 from classlens.machine import onednn_errors
 
@@ -142,6 +143,7 @@ class Tape:
     float32: bool = False  # the network computes in less, and was run in float32: run it so again
     opaque: str = ""  # an operation that torch cannot differentiate, and where it is
     notes: tuple[str, ...] = ()  # for the report
+    odd: bool = False  # a batch norm read an odd memory layout: its gradients need care
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
@@ -179,7 +181,7 @@ class Tape:
         wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
         last = len(cotangents) - 1
         with self.differentiating():
-            rows = [_autograd(self.output, c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
+            rows = [self._backward(c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
         found = {
             value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
             for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
@@ -188,6 +190,13 @@ class Tape:
             value: found[value] if value in found else value.tensor.new_zeros(len(cotangents), *value.shape)
             for value in values
         }
+
+    def _backward(self, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Any, ...]:
+        assert self.output.edge is not None
+        edges = [value.edge for value in wanted if value.edge is not None]
+        return backward.gradients(
+            [self.output.edge], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True
+        )
 
     def check_gradients(self, values: Sequence[Value] = ()) -> None:
         """Refuse gradients that autograd would silently get wrong."""
@@ -203,9 +212,14 @@ class Tape:
 
     @contextlib.contextmanager
     def differentiating(self) -> Iterator[None]:
-        """Autograd's errors as one line, with the module if it is known."""
+        """Autograd's errors as one line, with the module if it is known.
+
+        A checkpointed part of the network runs again in here, in the precision of the recorded pass.
+        """
+        from classlens.core.capture.precision import in_float32  # which needs this module
+
         try:
-            with onednn_errors():
+            with onednn_errors(), in_float32(self.float32):
                 yield
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
@@ -220,11 +234,6 @@ class Tape:
 
 def _stacked(rows: list[Tensor]) -> Tensor:
     return torch.stack(rows) if len(rows) > 1 else rows[0][None]
-
-
-def _autograd(output: Value, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Tensor | None, ...]:
-    edges: Any = [value.edge for value in wanted]
-    return torch.autograd.grad(output.edge, edges, cotangent, retain_graph=keep, allow_unused=True)  # type: ignore
 
 
 # The arguments of each operation are searched several times, and most have these types: checking the type is fastest.

@@ -94,7 +94,8 @@ def opened(node: Node) -> tuple[Node, Node, Node]:
 def by_argument(node: Node, shares: dict[str, Tensor]) -> Shares:
     """Shares by the names of arguments, in the order of the inputs; a value may be several arguments."""
     named: dict[str, Any] = node.arguments()
-    left, found = dict(shares), list[Tensor | None]()
+    left = dict(shares)
+    found: list[Tensor | None] = []
     for value in node.inputs:
         name = next((name for name in left if named.get(name) is value), "")
         found.append(left.pop(name, None))

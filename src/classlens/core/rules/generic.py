@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node
+from classlens.core.capture.backward import gradients, regular
 from classlens.errors import CaptureError
 
 Shares = Sequence[Tensor | None]  # one for each input of the node; None: that input gets nothing
@@ -67,7 +68,7 @@ def _run_with_adjoint(
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor | None]], list[Tensor | None]]]:
     """The outputs of an operation, and the adjoint that takes relevance from the outputs to the inputs."""
     floating = [p.is_floating_point() for p in inputs]
-    points = [p.detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
+    points = [regular(p).detach().requires_grad_() if f else p for p, f in zip(inputs, floating, strict=True)]
     wanted = [p for p, f in zip(points, floating, strict=True) if f]
     with torch.inference_mode(False), torch.enable_grad():
         outputs = operation(*points)
@@ -82,7 +83,7 @@ def _run_with_adjoint(
         classes = used[0][1].shape[0]
         with torch.inference_mode(False), torch.enable_grad():
             columns = [
-                torch.autograd.grad(
+                gradients(
                     [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes,
                     allow_unused=True,
                 )

@@ -14,6 +14,7 @@ from classlens.core.capture import Axis, Node, Tape, Value, image_index
 from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants, Kind, of_kind
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
+from classlens.machine import give_back_memory
 
 # A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
 # of them with None where nothing arrived. It returns one share for each live input of the node.
@@ -24,6 +25,7 @@ Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each ste
 RULES: dict[str, Rule] = {}
 MULTI_OUTPUT: set[str] = set(SEVERAL_OUTPUTS)
 ABSORBING: set[str] = set()  # operations whose rule keeps relevance on purpose
+_MUCH = 2**28  # bytes: returning less to the system is not worth the time
 # Operations whose rule multiplies relevance with a matrix.
 _PRODUCTS = of_kind(Kind.LINEAR, Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION) - {"mul", "addcmul"}
 
@@ -190,18 +192,25 @@ def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Call
 
     No earlier node reads an output of a later one. `tape` is the whole tape, also if the sweep walks a folded one.
     """
-    ahead = list(tape.nodes)
+    ahead, freed = list(tape.nodes), 0
+    each = tape.image.tensor.element_size()
 
     def forget(node: Node) -> None:
+        nonlocal freed
+        tape.output.edge = None  # which holds all of autograd's graph
         while ahead:
             last = ahead.pop()
             for value in last.outputs:
                 if value is not tape.output:
                     value.release()
+                    freed += each * value.shape.numel()
                 if gradients is not None:
                     gradients.pop(value, None)
             if last.outputs == node.outputs:
-                return
+                break
+        if freed >= _MUCH:
+            give_back_memory()
+            freed = 0
 
     return forget
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from classlens.core.capture import Node, Pick, described, last_linear
+from classlens.core.capture.backward import gradients
 from classlens.core.capture.reading import before, chosen_values, last_of_calls
 from classlens.core.targets.answers import Answers
 from classlens.core.targets.questions import Box
@@ -164,7 +165,8 @@ def logit_of(answers: Answers, detection: Detection, image: int, number: int) ->
     whole = _recorded(answers, detection.logit)
     nodes = last_linear(recorder.nodes, whole)
     edges: Any = [node.outputs[0].edge for node in nodes]
-    found = torch.autograd.grad(detection.logit, edges, retain_graph=True, allow_unused=True)
+    logit = detection.logit
+    found = gradients([logit], edges, [torch.ones_like(logit)], recorder.odd, retain_graph=True, allow_unused=True)
     reached = {node: g for node, g in zip(nodes, found, strict=True) if g is not None and (g > 0).any()}
     if not reached:
         raise TargetError(

@@ -143,9 +143,13 @@ def _variants(options: Options, subject: Subject) -> list[Values]:
 def _units(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
-    """The grids of the pointing game; the class of the first image is explained."""
-    grids = pointing.grids(items, f"{SIDE}x{SIDE}", config["confidence"], predictions)[: config.options.max_grids]
-    return [replace(unit, rows=unit.rows[:1], classes=unit.classes[:1]) for unit in grids]
+    """The grids of the pointing game; the class of the first image is explained.
+
+    Other cells are wrong whatever they show, so they may show the same class where a data set has few classes.
+    """
+    grids = pointing.grids(items, f"{SIDE}x{SIDE}", config["confidence"], predictions, mixed=True)
+    chosen = grids[: config.options.max_grids]
+    return [replace(unit, rows=unit.rows[:1], classes=unit.classes[:1]) for unit in chosen]
 
 
 def _size(network: Network) -> tuple[int, int]:
@@ -201,7 +205,7 @@ register(
         classes=_classes,
         score=_score,
         nothing=lambda config, data: (
-            f"There are too few confidently classified images of different classes in {data} for a grid; "
+            f"There are too few confidently classified images in {data} for a grid; "
             "lower --confidence or raise --limit."
         ),
         panels=lambda table, rows: [comparison(table, chance=100 / SIDE**2)],

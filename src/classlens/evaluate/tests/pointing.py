@@ -163,14 +163,23 @@ def _units(
     return grids(items, config["shape"], config["confidence"], predictions)[: config.options.max_grids]
 
 
-def grids(items: Sequence[Item], shape: str, confidence: float, predictions: Mapping[str, Prediction]) -> list[Unit]:
-    """The grids of one shape, from images whose prediction is confident and, if they have a label, correct."""
+def grids(
+    items: Sequence[Item], shape: str, confidence: float, predictions: Mapping[str, Prediction], mixed: bool = False
+) -> list[Unit]:
+    """The grids of one shape, from images whose prediction is confident and, if they have a label, correct.
+
+    `mixed`: if there are too few classes for a grid, images of the same class may share one.
+    """
     confident = []
     for item in items:
         said = predictions.get(item.name, Prediction(None, 0, 0.0))
         if said.confidence >= confidence and said.label in (None, said.predicted):
             confident.append(Cell(item.name, said.predicted))
     by_name = {item.name: item for item in items}
+    planned = plan(confident, shape)
+    if mixed and not planned:
+        size = cells(shape)[0] * cells(shape)[1]
+        planned = [tuple(confident[i : i + size]) for i in range(0, len(confident) - size + 1, size)]
     return [
         Unit(
             _grid_name(grid),
@@ -178,7 +187,7 @@ def grids(items: Sequence[Item], shape: str, confidence: float, predictions: Map
             tuple(cell.image for cell in grid),
             tuple(cell.target for cell in grid),
         )
-        for grid in plan(confident, shape)
+        for grid in planned
     ]
 
 

@@ -1,0 +1,93 @@
+"""Gradients by autograd, right in every memory layout.
+
+On CPUs, torch's gradient of a batch norm is wrong without a word if its input and the gradient of its output lie in
+memory in different orders and torch takes them for the same. That happens with one image, because the stride of an axis
+of length 1 may be anything: (1,C,H,W) with strides (C, 1, W C, C) has its channels last, but torch calls it contiguous.
+Tokens (N,B,C) that become a map have such strides. So the gradient is put into an order that torch reads right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+_NORMS = frozenset(("NativeBatchNormBackward0", "NativeBatchNormLegitBackward0"))  # an instance norm is one inside
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def gradients(
+    outputs: Sequence[Tensor | GradientEdge], inputs: Sequence[Tensor | GradientEdge], cotangents: Sequence[Tensor],
+    odd: bool = False, **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """`torch.autograd.grad`; `odd` says that a batch norm reads a tensor of which `has_odd_layout` is true.
+
+    torch gets edges of its graph. With tensors, it would switch modes off for the backward pass, such as the one that
+    keeps checkpointed parts in float32.
+    """
+    starts, ends = [_edge(one) for one in outputs], [_edge(one) for one in inputs]
+    with _in_order(starts, odd):
+        return torch.autograd.grad(starts, ends, cotangents, **options)
+
+
+def _edge(one: Tensor | GradientEdge) -> GradientEdge:
+    return get_gradient_edge(one) if isinstance(one, Tensor) else one
+
+
+def has_odd_layout(t: Tensor) -> bool:
+    """Whether a tensor has its channels last in memory while torch calls it contiguous.
+
+    >>> has_odd_layout(torch.zeros(64, 1, 4).permute(1, 2, 0).reshape(1, 4, 8, 8))
+    True
+    """
+    last = _LAST.get(t.dim())
+    if last is None or t.is_contiguous() or not t.is_contiguous(memory_format=last):
+        return False
+    return t.stride() != torch.empty(t.shape, device="meta", memory_format=last).stride()
+
+
+def regular(t: Tensor) -> Tensor:
+    """The same values in a layout that is not odd."""
+    return t.contiguous() if has_odd_layout(t) else t
+
+
+@contextlib.contextmanager
+def _in_order(outputs: Sequence[GradientEdge], odd: bool) -> Iterator[None]:
+    """Put the gradients that reach batch norms in order; the hooks are gone afterwards."""
+
+    def ordered(found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        return tuple(None if g is None else _ordered(g, odd) for g in found)
+
+    handles = [node.register_prehook(ordered) for node in _norms_behind(outputs)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ordered(gradient: Tensor, odd: bool) -> Tensor:
+    last = _LAST.get(gradient.dim()) if odd else None
+    if last is None:
+        return gradient.contiguous()
+    # Unlike `contiguous`, a copy into new memory has the strides of this order in every axis.
+    return torch.empty_like(gradient, memory_format=last).copy_(gradient)
+
+
+def _norms_behind(outputs: Sequence[GradientEdge]) -> list[Any]:
+    """The nodes of autograd's graph that differentiate a batch norm."""
+    todo: list[Any] = [one.node for one in outputs]
+    seen, found = {None}, []
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name() in _NORMS:
+            found.append(node)
+        todo.extend(following for following, _ in node.next_functions)
+    return found

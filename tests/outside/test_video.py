@@ -1,0 +1,26 @@
+"""Real networks for video: a map for each frame, or one line. (torchvision's, with random weights and small clips.)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import classlens
+from classlens.methods import METHODS
+from classlens.models._torchvision import import_torchvision
+from quick import QUICK
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("name", ["r3d_18", "swin3d_t"])
+def test_a_map_for_each_frame_or_one_line(name: str, method: str) -> None:
+    torch.manual_seed(0)
+    model, clip = import_torchvision().models.get_model(name, weights=None).eval(), torch.randn(1, 3, 4, 32, 32)
+    if METHODS[method].attention and (name, method) != ("swin3d_t", "libragrad"):  # none, or blocks of other tokens
+        with pytest.raises(classlens.ClasslensError, match=r"^[^\n]+$"):
+            classlens.explain(model, clip, 1, method)
+        return
+    e = classlens.explain(model, clip, 1, method, **QUICK.get(method, {}))
+    assert e.maps.shape == (1, 1, 4, 32, 32)
+    assert e.maps.isfinite().all()
+    assert e.maps.abs().max() > 0 or any("0 everywhere" in note for note in e.report.notes)
