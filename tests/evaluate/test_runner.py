@@ -55,10 +55,9 @@ def undisturbed(labelled: Path, masked: Path, tmp_path_factory: pytest.TempPathF
 
 def test_each_data_set_serves_what_it_was_made_for(undisturbed: Path) -> None:
     store = Store(undisturbed)
-    count = {test: len(store.read(test)) for test in schemas()}
+    count = {test: rows for test in schemas() if (rows := len(store.read(test)))}  # the other tests have none
     assert count == {
         "prediction": 7 + 7, "perturbation": 3 * 7, "segmentation": 3 * 7, "pointing": 3 * (6 + 3), "sanity": 3 * 4,
-        "ranked": 0, "skipped": 0,
     }  # fmt: skip
     assert set(store.read("perturbation")["data"].to_pylist()) == {"classes"}
     assert set(store.read("segmentation")["data"].to_pylist()) == {"masked"}
