@@ -137,7 +137,7 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
     assert list(machine._limits(tmp_path, own)) == []
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("1073741824\n")
-    assert list(machine._limits(tmp_path, own)) == [2**30]
+    assert list(machine._limits(tmp_path, own)) == [(inner.parent, 2**30)]
     assert 2**28 < machine.memory() < 2**50
 
 

@@ -125,12 +125,13 @@ ON_THE_IMAGE: dict[str, Callable[[Tensor], Tensor]] = {
     "itself": lambda x: x, "rescaled": lambda x: (x - 0.5) / 0.2 * 2 + 1, "padded": lambda x: F.pad(x, (1, 1, 1, 1)),
     "sliced": lambda x: x[:, :, 1:], "flipped": lambda x: x.flip(3), "joined": lambda x: torch.cat([x, x.flip(2)], 2),
     "with a frame": lambda x: torch.cat([x, torch.ones(2, 3, 1, 4)], 2), "dropped": lambda x: F.dropout(x, 0.1, False),
-    "pooled": lambda x: F.max_pool2d(x, 2), "cut off": lambda x: torch.maximum(x, torch.zeros(())),
+    "pooled": lambda x: F.max_pool2d(x, 2), "the larger": lambda x: torch.maximum(x, x.flip(3)),
     "chosen": lambda x: torch.where(torch.ones(4, 4) > 0, x, 0.0), "cast": lambda x: x.double().float(),
     "reshaped": lambda x: x.flatten(2).unflatten(2, (4, 4)), "stacked": lambda x: torch.stack([x, x], 2).flatten(2, 3),
 }  # fmt: skip
 NOT_ON_THE_IMAGE: dict[str, Callable[[Tensor], Tensor]] = {
-    "squashed": lambda x: x.relu(), "squared": lambda x: x * x, "averaged": lambda x: F.avg_pool2d(x, 2),
+    "squashed": lambda x: x.relu(), "cut off": lambda x: torch.maximum(x, torch.zeros(())), "squared": lambda x: x * x,
+    "averaged": lambda x: F.avg_pool2d(x, 2),
     "less its mean": lambda x: x - x.mean((2, 3), keepdim=True),
     "beside its mean": lambda x: torch.cat([x, x.mean(2, keepdim=True)], 2),
 }  # fmt: skip

@@ -41,8 +41,8 @@ TAKE_CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "setitem": filled,
     "as_strided_scatter": into_a_part,
     "pad": lambda x: F.pad(x, (1, 0), value=2.0),
-    "maximum": lambda x: torch.maximum(x, ONES + 0.2),
-    "minimum": lambda x: torch.minimum(x, ONES + 0.2),
+    "maximum": lambda x: torch.maximum(x, ONES + torch.tensor([0.2, 0.3])),  # one number would be an activation
+    "minimum": lambda x: torch.minimum(x, ONES + torch.tensor([0.2, 0.3])),
     "masked_fill": lambda x: x.masked_fill(x < 0, 5.0),
     "cat": lambda x: torch.cat([x, ONES], 1),
     "stack": lambda x: torch.stack([x, ONES], 1),

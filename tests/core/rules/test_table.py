@@ -222,7 +222,8 @@ def test_relevance_that_stays_is_credited_to_its_image_where_tokens_come_first()
 
 def test_a_constant_that_wins_keeps_its_relevance() -> None:
     for do in (torch.maximum, torch.max):
-        tape = record(Does(lambda x, do=do: do(x, torch.full_like(x, 2.0))).eval(), X)
+        limits = torch.tensor([[2.0, 2.1], [2.0, 2.1]])  # the same number everywhere would be an activation
+        tape = record(Does(lambda x, do=do, limits=limits: do(x, limits)).eval(), X)
         sweep = propagate(tape, {tape.output: torch.ones(1, *X.shape)}, rule_for)
         assert sweep.relevance.sum() == 1
         assert sweep.absorbed.sum() == 3
