@@ -4,9 +4,9 @@
     python benchmarks/profile_agf.py --models resnet50 --method lrp
 
 "forward" is the share of a plain forward pass that these layers take, "sweep" what the backward sweep spends on them;
-their quotient says how many forwards of its own a layer costs there. Z, C and A need 3 at a convolution (|W| * |x|,
-and two transposed convolutions), so what is above 3 is element-wise work, or a library that is slow at this kind of
-layer. CPU time of one thread, so that a busy machine matters little.
+their quotient says how many forwards of its own a layer costs there. C needs 2 at a convolution (|W| v, and one
+transposed convolution), so what is above 2 is element-wise work, or a library that is slow at this kind of layer. CPU
+time of one thread, so that a busy machine matters little.
 """
 
 from __future__ import annotations
