@@ -70,7 +70,7 @@ class Altered:
         if node.op in _ACTIVATIONS and len(node.inputs) == 1:
             return [arrived * gate(node, self.stabiliser)]
         if node.op == "batch_norm" and is_fixed(node.arguments()):
-            return only(node, node.inputs[0], through_norm(node.arguments(), arrived, 2))
+            return only(node, node.inputs[0], through_norm(node.arguments(), arrived))
         if node.op in _RULES:
             return _RULES[node.op](node, arrived)
         if node.op == "mul" and len(node.inputs) == 2:

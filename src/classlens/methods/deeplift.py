@@ -105,7 +105,7 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
         return [arrived * slope(node, twin)]
     if node.op == "batch_norm" and is_fixed(node.arguments()):
-        return only(node, node.inputs[0], through_norm(node.arguments(), arrived, 2))
+        return only(node, node.inputs[0], through_norm(node.arguments(), arrived))
     if node.op == "scaled_dot_product_attention":
         return _through_attention(node, twin, arrived)
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def legrad(case: Case, last: int = 2) -> Result:
     total = torch.zeros((), device=case.images.device)
     for one, output in list(zip(found, outputs, strict=True))[-last:]:
         cotangent = tail.gradient(case, output)
-        at_output = Tape(case.tape.nodes, case.tape.image, output).gradients(cotangent, [one.output])[one.output]
+        at_output = replace(case.tape, output=output).gradients(cotangent, [one.output])[one.output]
         total = total + enlarged(_of_keys(one, one.gradient(at_output)).transpose(0, 1), size)
     return Result(total)
 

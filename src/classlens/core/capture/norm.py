@@ -36,10 +36,10 @@ def affine(named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return scale.detach(), offset.detach()
 
 
-def through_norm(named: Mapping[str, Any], gradient: Tensor, axis: int) -> Tensor:
-    """The gradient at the input of a `batch_norm` with fixed statistics; `axis` is that of the channels."""
+def through_norm(named: Mapping[str, Any], gradients: Tensor) -> Tensor:
+    """The gradients (K,B,C,...) at the input of a `batch_norm` with fixed statistics, from those at its output."""
     scale, _ = affine(named)
-    return gradient * scale.reshape(-1, *[1] * (gradient.dim() - 1 - axis))
+    return gradients * scale.reshape(-1, *[1] * (gradients.dim() - 3))
 
 
 def may_be_lean() -> bool:
