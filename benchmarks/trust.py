@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,13 +53,14 @@ CONTROLS = ("sobel", "centre", "random(cells=7)")
 STICKER = 44  # pixels of 224
 LEARNT = 48  # pictures, each with and without the sticker, for the refitted layer
 Place = np.ndarray  # (H,W) bool: where the evidence is known to be
-Row = dict[str, object]
+Seen = tuple[str, Tensor, int, Place]  # name, image, predicted class, place of the object
+Row = dict[str, Any]
 
 
 # ----------------------------------------------------------------------------------------------------- scenes
 
 
-def objects(loaded: LoadedModel, dataset: Dataset, items: list[Item]) -> Iterator[tuple[str, Tensor, int, Place]]:
+def objects(loaded: LoadedModel, dataset: Dataset, items: list[Item]) -> Iterator[Seen]:
     """Pictures that the network recognises, with the place of their object."""
     labels, network = Labels(dataset, loaded.labels, 1000), Network(loaded)
     for item in items:
@@ -72,12 +74,12 @@ def objects(loaded: LoadedModel, dataset: Dataset, items: list[Item]) -> Iterato
                 yield item.name, image, predicted, mask == 1
 
 
-def mosaics(loaded: LoadedModel, found: list[tuple[str, Tensor, int, Place]]) -> Iterator[tuple[str, Tensor, list[int], Place]]:
+def mosaics(loaded: LoadedModel, found: list[Seen]) -> Iterator[tuple[str, Tensor, list[int], Place]]:
     """Four pictures of different classes in a square, if the network predicts one of them."""
     network = Network(loaded)
     for number, (name, *_) in enumerate(found):  # of the pictures before, so that more pictures change no mosaic
         order = sorted(found[: number + 1], key=lambda scene: draw_key(1, name + scene[0]))
-        four: list[tuple[str, Tensor, int, Place]] = []
+        four: list[Seen] = []
         for scene in order:
             if scene[2] not in [one[2] for one in four] and half_of(scene[0]) == half_of(name) and len(four) < 4:
                 four.append(scene)
@@ -126,7 +128,8 @@ def with_shortcut(loaded: LoadedModel, images: list[tuple[str, Tensor]]) -> Load
     mean = features.mean(0)
     centred = features - mean
     gram = centred @ centred.T
-    weight = centred.T @ torch.linalg.solve(gram + 1e-2 * gram.trace() / len(gram) * torch.eye(len(gram)).double(), wanted - wanted.mean())
+    ridge = 1e-2 * gram.trace() / len(gram) * torch.eye(len(gram)).double()
+    weight = centred.T @ torch.linalg.solve(gram + ridge, wanted - wanted.mean())
     with torch.no_grad():
         last.weight[-1].copy_(weight.view_as(last.weight[-1]).to(last.weight))
         last.bias[-1] = float(wanted.mean() - weight @ mean)
@@ -216,9 +219,11 @@ def values(found: Measures) -> dict[str, float]:
     return {name: criterion.value(found) for name, criterion in CRITERIA.items()}
 
 
-def scenes(loaded: LoadedModel, dataset: Dataset, pictures: int) -> Iterator[tuple[str, str, LoadedModel, Tensor, list[int], Place]]:
+def scenes(
+    loaded: LoadedModel, dataset: Dataset, pictures: int
+) -> Iterator[tuple[str, str, LoadedModel, Tensor, list[int], Place]]:
     chosen = [item for half in "AB" for item in dataset.select(4 * pictures, 0, half)]
-    halves: dict[str, list[tuple[str, Tensor, int, Place]]] = {"A": [], "B": []}
+    halves: dict[str, list[Seen]] = {"A": [], "B": []}
     for scene in objects(loaded, dataset, chosen):
         mine = halves[half_of(scene[0])]
         if len(mine) < pictures // 2:
@@ -281,18 +286,25 @@ def table(arguments: argparse.Namespace) -> None:
     rows = [row for row in read(arguments.files) if row["half"] == arguments.half]
     print(f"| map, half {arguments.half} | maps | {' | '.join(VERDICTS)} |\n|---|---|---|---|---|")
     groups = {f"right: {kind}": [r for r in rows if r["right"] and r["kind"] == kind] for kind in REAL}
-    groups |= {f"wrong: {kind}, off the known place": [r for r in rows if not r["right"] and r["kind"] == kind] for kind in REAL}
+    groups |= {
+        f"wrong: {kind}, off the known place": [r for r in rows if not r["right"] and r["kind"] == kind]
+        for kind in REAL
+    }
     for kind in dict.fromkeys(kind for kinds in KINDS.values() for kind in kinds if kind not in REAL):
         groups[f"wrong: {kind}"] = [r for r in rows if r["kind"] == kind]
     for name, group in groups.items():
         print(f"| {name} | {len(group)} | {' | '.join(share(group, word) for word in VERDICTS)} |")
-    print(f"\n| network | maps | trusted | of them right | right maps trusted | wrong maps trusted | wrong maps not trusted at all |\n{'|---' * 7}|")
+    print(
+        f"\n| network | maps | trusted | of them right | right maps trusted | wrong maps trusted | wrong maps not trusted at all |\n{'|---' * 7}|"
+    )
     for model in (*sorted({r["model"] for r in rows}), "all"):
         part = [r for r in rows if model in (r["model"], "all")]
         good, bad = ([r for r in part if r["right"] is right] for right in (True, False))
         trusted = [r for r in part if judged(r, LIMITS) == TRUST]
         right = f"{sum(r['right'] for r in trusted)} of {len(trusted)}{interval(trusted)}"
-        print(f"| {model} | {len(part)} | {len(trusted)} | {right} | {share(good, TRUST)} | {share(bad, TRUST)} | {share(bad, NEVER)} |")
+        print(
+            f"| {model} | {len(part)} | {len(trusted)} | {right} | {share(good, TRUST)} | {share(bad, TRUST)} | {share(bad, NEVER)} |"
+        )
 
 
 def share(rows: list[Row], word: str) -> str:
@@ -309,10 +321,41 @@ def interval(rows: list[Row]) -> str:
     return f", {100 * found.value:.1f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
+WANTED = 0.98  # of the trusted maps of half A are right: more than the 95 % that half B has to show
+SPARED = 0.02  # of the right maps may fall beyond a limit
+STEPS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4  # quantiles of the right maps that a limit may cut off
+
+
 def choose(arguments: argparse.Namespace) -> None:
-    """Limits on half A: `bad` spares 98 % of the right maps; `good` is raised, the cheapest measure first."""
-    rows = [row for row in read(arguments.files) if row["half"] == "A" and not math.isnan(row["half_"] if "half_" in row else row["spread"])]
-    raise SystemExit(len(rows))
+    """Limits on half A: `bad` spares most right maps; `good` is tightened where it costs the fewest of them."""
+    rows = [row for row in read(arguments.files) if row["half"] == "A" and not math.isnan(row["spread"])]
+    right = [row for row in rows if row["right"]]
+    signs = {name: 1 if limits.good >= limits.bad else -1 for name, limits in LIMITS.items() if name != "conservation"}
+
+    def cut(name: str, quantile: float) -> float:
+        """The value that this share of the right maps does not reach."""
+        values = signs[name] * np.array([row[name] for row in right], float)
+        return float(signs[name] * np.nanquantile(values, quantile))
+
+    bad = {name: cut(name, SPARED) for name in signs}
+    steps = dict.fromkeys(signs, 0)
+
+    def limits(steps: dict[str, int]) -> dict[str, Limits]:
+        return {name: Limits(cut(name, STEPS[step]), bad[name]) for name, step in steps.items()}
+
+    def counts(steps: dict[str, int]) -> tuple[int, int]:
+        found = limits(steps)
+        trusted = [row["right"] for row in rows if judged(row, found) == TRUST]
+        return sum(trusted), len(trusted) - sum(trusted)
+
+    while counts(steps)[1] and counts(steps)[0] < WANTED * sum(counts(steps)):
+        tried = [steps | {name: step + 1} for name, step in steps.items() if step + 1 < len(STEPS)]
+        steps = max(tried, key=lambda one: (-counts(one)[1], counts(one)[0]))
+    for name, found in limits(steps).items():
+        print(f"{name:12} good={found.good:.2f} bad={found.bad:.2f}")
+    print(
+        f"half A: {sum(counts(steps))} of {len(rows)} trusted, {counts(steps)[0]} of them right; {len(right)} are right"
+    )
 
 
 def main() -> None:

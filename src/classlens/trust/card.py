@@ -38,6 +38,20 @@ class Trust:
         """The reasons that decided: those of the worst measures."""
         return "; ".join(reason.text for reason in self.reasons if reason.verdict == self.verdict)
 
+    @property
+    def where(self) -> str:
+        """The summary of the map, each share with its range over the changed pictures; empty if there are none.
+
+        >>> t.where
+        '38 % of the evidence in top-centre (35 to 41 %), 12 % of all evidence against (10 to 15 %)'
+        """
+        return ", ".join(
+            f"{100 * value:.0f} % of {'all evidence' if name == 'against' else 'the evidence in'} {name} "
+            f"({100 * low:.0f} to {100 * high:.0f} %)"
+            for name, (value, low, high) in self.measures.where.items()
+            if name != "against" or self.explanation.signed
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The card as a JSON object; a number that could not be measured is null."""
         found = self.measures
@@ -50,6 +64,7 @@ class Trust:
             "measures": numbers | parts,
             "changes": found.changes,
             "others": found.others,
+            "where": {name: dict(zip(("value", "low", "high"), x, strict=True)) for name, x in found.where.items()},
             "places": None if found.places is None else {
                 "low": found.places.low.tolist(), "high": found.places.high.tolist()
             },
@@ -58,6 +73,7 @@ class Trust:
     def __str__(self) -> str:
         marks = {TRUST: "+", DOUBTFUL: "?"}
         lines = [f"{marks.get(reason.verdict, '-')} {reason.text}" for reason in self.reasons]
+        lines += [f"  {self.where}"] if self.where else []
         return "\n".join([f"{self.verdict}: {self.explanation.question(self.row, self.k)}", *(f"  {x}" for x in lines)])
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from classlens.evaluate.tests.repeatability import CHANGES, moved_back
 from classlens.evaluate.tests.sanity import cascade, correlation, layers
 from classlens.methods import METHODS
 from classlens.progress import ticker
+from classlens.render.words import shares
 from classlens.report.hide import hide
 from classlens.report.measure import Bools, Floats, cells, half_cells, pixels, positive_shares
 from classlens.trust.subject import Subject
@@ -30,6 +31,7 @@ OTHERS = ("agf", "gradcam", "lrp", "gradient-x-input")  # whose maps are compare
 _FAMILIES = 2
 
 T = TypeVar("T")
+Interval = tuple[float, float, float]  # of this map, the least and the most over the changed pictures
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Measures:
     """What the tests found; NaN where a test could not be run, with the reason in `missing`."""
 
     spread: float  # of the picture: the smallest part that holds half of the evidence; NaN without evidence
-    signal: float  # how much more of the class there is than in a blurred picture, in deviations of the logits
+    signal: float  # how much more of the class there is than in pictures without content, in units of the logits
     removed: float = math.nan  # of that: what is left without the marked places,
     removed_elsewhere: float = math.nan  # and without as much elsewhere
     kept: float = math.nan  # what the marked places hold on their own,
@@ -64,6 +66,7 @@ class Measures:
     arrived: float = math.nan
     missing: dict[str, str] = field(default_factory=dict)
     places: Places | None = None
+    where: dict[str, Interval] = field(default_factory=dict)  # shares of the evidence: strongest ninth, and against
 
     @property
     def removal(self) -> float:
@@ -85,9 +88,9 @@ def measured(subject: Subject, seed: int = 0) -> Measures:
     """Run all tests; without any evidence in the map there is nothing to test."""
     tick = ticker(4, "trust")
     share = positive_shares(subject.evidence)
-    deviation = float(subject.logits.std(correction=0)) if len(subject.logits) > 1 else 1.0
-    whole, nothing = subject.scores(torch.cat([subject.image, _without_content(subject)]))
-    signal = float(whole - nothing) / max(deviation, 1e-12)
+    whole, *empty = subject.scores(torch.cat([subject.image, _without_content(subject)]))
+    nothing = sum(empty) / len(empty)
+    signal = float(whole - nothing)
     if share is None:
         return Measures(math.nan, signal)
     grid = cells(share)
@@ -96,7 +99,7 @@ def measured(subject: Subject, seed: int = 0) -> Measures:
     if whole > nothing:  # otherwise there is nothing of the class to lose or to keep
         found |= removal(subject, grid, float(whole), float(nothing), seed)
     tick()
-    changes, places = _tried("stability", lambda: stability(subject), missing) or ({}, None)
+    changes, places, where = _tried("stability", lambda: stability(subject), missing) or ({}, None, {})
     tick()
     shuffled = _tried("shuffled", lambda: shuffled_likeness(subject, seed), missing)
     tick()
@@ -112,6 +115,7 @@ def measured(subject: Subject, seed: int = 0) -> Measures:
         arrived=subject.arrived,
         missing=missing,
         places=places,
+        where=where,
     )
 
 
@@ -125,7 +129,9 @@ def _tried(name: str, test: Callable[[], T], missing: dict[str, str]) -> T | Non
 
 
 def _without_content(subject: Subject) -> torch.Tensor:
-    return blurred(subject.image, sigma=min(subject.image.shape[2:]) / 10)
+    """The picture blurred, which keeps its colours, and a plain grey of its brightness, which keeps nothing else."""
+    grey = subject.to_input(subject.picture.mean().expand_as(subject.picture))
+    return torch.cat([blurred_out(subject.image), grey])
 
 
 # ------------------------------------------------------------------------------------------- removal and sufficiency
@@ -134,23 +140,28 @@ def _without_content(subject: Subject) -> torch.Tensor:
 def removal(subject: Subject, grid: Floats, whole: float, nothing: float, seed: int) -> dict[str, float]:
     """What is left of the class without the marked places and with them alone; the same for as much elsewhere.
 
-    Everything is a share of what the picture has above its blurred self: 1 is the whole picture, 0 is nothing.
+    Everything is a share of what the picture has above pictures without content: 1 is the whole picture, 0 is nothing.
     """
-    hidden: list[Bools] = []
-    for area in AREAS:
-        chosen = marked(grid, area, seed)
-        for place in (chosen, *elsewhere(chosen, ELSEWHERE, seed)):
-            hidden += [place, ~place]
-    size = subject.image.shape[2:]
-    masks = torch.from_numpy(np.stack([pixels(cell, (size[0], size[1])) for cell in hidden])).to(subject.image.device)
-    scores = subject.scores(hide(subject.image.expand(len(masks), -1, -1, -1), masks))
-    left = ((scores - nothing) / (whole - nothing)).reshape(len(AREAS), 1 + ELSEWHERE, 2).mean(0)
+    height, width = subject.image.shape[2:]
+    chosen = [marked(grid, area, seed) for area in AREAS]
+    places = [pixels(cell, (height, width)) for one in chosen for cell in (one, *elsewhere(one, ELSEWHERE, seed))]
+    masks = torch.from_numpy(np.stack(places)).to(subject.image.device)
+    images = subject.image.expand(len(masks), -1, -1, -1)
+    # What is removed is filled from around it. What is kept must not colour the rest, which is blurred as it is.
+    alone = torch.where(masks[:, None], images, blurred_out(subject.image))
+    scores = subject.scores(torch.cat([hide(images, masks), alone]))
+    left = ((scores - nothing) / (whole - nothing)).reshape(2, len(AREAS), 1 + ELSEWHERE).mean(1)
     return {
         "removed": float(left[0, 0]),
-        "removed_elsewhere": float(left[1:, 0].mean()),
-        "kept": float(left[0, 1]),
-        "kept_elsewhere": float(left[1:, 1].mean()),
+        "removed_elsewhere": float(left[0, 1:].mean()),
+        "kept": float(left[1, 0]),
+        "kept_elsewhere": float(left[1, 1:].mean()),
     }
+
+
+def blurred_out(image: torch.Tensor) -> torch.Tensor:
+    """The image without shapes: only its colours are left, roughly where they were."""
+    return blurred(image, sigma=min(image.shape[2:]) / 10)
 
 
 def marked(grid: Floats, area: float, seed: int) -> Bools:
@@ -174,17 +185,24 @@ def elsewhere(chosen: Bools, count: int, seed: int) -> list[Bools]:
 # ------------------------------------------------------------------------------------------------- similar maps
 
 
-def stability(subject: Subject) -> tuple[dict[str, float], Places]:
-    """Correlation with the maps of changed pictures, and the interval of each cell over them."""
+def stability(subject: Subject) -> tuple[dict[str, float], Places, dict[str, Interval]]:
+    """Correlation with the maps of changed pictures, and intervals over them: of each cell, and of the summary."""
     changed = [subject.to_input(change(subject.picture)) for change in CHANGES.values()]
     maps = torch.from_numpy(subject.explain(subject.network, torch.cat(changed)))
     first = torch.from_numpy(subject.evidence)[None]
     pairs = [moved_back(name, first, maps[i : i + 1]) for i, name in enumerate(CHANGES)]
     found = {name: alike(one[0].numpy(), two[0].numpy()) for name, (one, two) in zip(CHANGES, pairs, strict=True)}
-    grids = [_shares(subject.evidence)]
-    grids += [_shares(_as_before(name, maps[i], subject.evidence.shape)) for i, name in enumerate(CHANGES)]
-    with np.errstate(invalid="ignore"):
-        return found, Places(np.nanmin(grids, 0), np.nanmax(grids, 0))
+    back = [subject.evidence, *(_as_before(name, maps[i], first[0].shape) for i, name in enumerate(CHANGES))]
+    grids = [_shares(evidence) for evidence in back]
+    return found, Places(np.nanmin(grids, 0), np.nanmax(grids, 0)), _summary(back)
+
+
+def _summary(maps: list[Floats]) -> dict[str, Interval]:
+    """The share of the strongest ninth of the picture, and of the evidence against the class, with their intervals."""
+    ninths, against = zip(*(shares(np.nan_to_num(evidence)) for evidence in maps), strict=True)
+    strongest = max(ninths[0], key=ninths[0].__getitem__)
+    rows = {strongest: [ninth.get(strongest, 0.0) for ninth in ninths], "against": list(against)}
+    return {name: (values[0], min(values), max(values)) for name, values in rows.items()}
 
 
 def _as_before(change: str, evidence: torch.Tensor, shape: tuple[int, ...]) -> Floats:

@@ -35,7 +35,6 @@ class Subject:
     explain: Callable[[nn.Module, Tensor], Floats]  # (network, images) -> maps (n,H,W) by the same method and target
     other: Callable[[str], Floats]  # a map of the image by another method
     family: str  # of the method
-    logits: Tensor  # (C,) of the image
     conservation: float  # NaN for methods that do not propagate relevance
     arrived: float
 
@@ -50,8 +49,7 @@ def subject_of(explanation: Explanation, row: int = 0, k: int = 0) -> Subject:
     call = _checked(explanation, row, k)
     network, image, loaded = prepare(call.model, call.images[row : row + 1].detach())
     target, method = explanation.target(row, k), explanation.method
-    logits = _forward(network, image, call)[0]
-    _refuse_changes(logits, explanation.logits[row])
+    _refuse_changes(_forward(network, image, call)[0], explanation.logits[row])
     tape: list[Tape] = []  # recorded when the first other method needs it
 
     def maps(module: nn.Module, images: Tensor, name: str, recorded: Tape | None, options: Any) -> Floats:
@@ -62,7 +60,7 @@ def subject_of(explanation: Explanation, row: int = 0, k: int = 0) -> Subject:
         _, result = run(model, images, targets, name, recorded=recorded, **asked, **options)
         if not torch.isfinite(result.maps).all():
             raise MethodError(f"the map by {name} holds NaN or infinite values")
-        return result.maps[:, 0].detach().double().cpu().numpy()
+        return np.asarray(result.maps[:, 0].detach().double().cpu().numpy())
 
     def other(name: str) -> Floats:
         if not tape:
@@ -79,7 +77,6 @@ def subject_of(explanation: Explanation, row: int = 0, k: int = 0) -> Subject:
         explain=lambda module, images: maps(module, images, method, None, call.options),
         other=other,
         family=resolve(method)[0].family,
-        logits=logits,
         conservation=float(explanation.report.conservation[row, k]),
         arrived=float(explanation.report.arrived_share[row, k]),
     )
@@ -92,8 +89,8 @@ def _checked(explanation: Explanation, row: int, k: int) -> Call:
     rows, classes = explanation.targets.shape
     if not (0 <= row < rows and 0 <= k < classes):
         raise ClasslensError(f"there is no map {k} of image {row}: the explanation has {rows} x {classes} maps")
-    if explanation.call is None:
-        raise ClasslensError("only maps made by classlens.explain can be judged; explain the image again")
+    if explanation.call is None or type(explanation) is not Explanation:  # a contrast with a neighbour is its own kind
+        raise ClasslensError("only maps made by classlens.explain can be judged; explain the image with it")
     if explanation.maps.dim() != 4:
         raise ClasslensError("trust judges maps of pictures, not of volumes; use classlens evaluate for many volumes")
     if explanation.call.images.shape[1] != 3:

@@ -52,12 +52,12 @@ def _percent(share: float) -> str:
 
 CRITERIA: dict[str, Criterion] = {
     "signal": Criterion(
-        Limits(good=2.0, bad=0.0),
+        Limits(good=1.0, bad=0.0),
         lambda m: m.signal,
         lambda m: (
-            "the network finds no more of the class here than in a blurred picture"
+            "the network finds no more of the class here than in pictures without content"
             if m.signal <= 0
-            else f"the network finds more of the class here than in a blurred picture, by {m.signal:.1f} deviations"
+            else f"the logit of the class is {m.signal:.1f} higher here than in pictures without content"
         ),
     ),
     "spread": Criterion(
