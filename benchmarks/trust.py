@@ -35,7 +35,6 @@ import classlens
 from classlens.core.capture import record
 from classlens.data.divide import half_of
 from classlens.data.layouts import Dataset, Item, open_dataset
-from classlens.evaluate.stats import estimate, ratio
 from classlens.evaluate.tests.sanity import cascade, layers
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import explain
@@ -286,25 +285,21 @@ def table(arguments: argparse.Namespace) -> None:
     rows = [row for row in read(arguments.files) if row["half"] == arguments.half]
     print(f"| map, half {arguments.half} | maps | {' | '.join(VERDICTS)} |\n|---|---|---|---|---|")
     groups = {f"right: {kind}": [r for r in rows if r["right"] and r["kind"] == kind] for kind in REAL}
-    groups |= {
-        f"wrong: {kind}, off the known place": [r for r in rows if not r["right"] and r["kind"] == kind]
-        for kind in REAL
-    }
+    for kind in REAL:
+        groups[f"wrong: {kind}, off the known place"] = [r for r in rows if not r["right"] and r["kind"] == kind]
     for kind in dict.fromkeys(kind for kinds in KINDS.values() for kind in kinds if kind not in REAL):
         groups[f"wrong: {kind}"] = [r for r in rows if r["kind"] == kind]
     for name, group in groups.items():
         print(f"| {name} | {len(group)} | {' | '.join(share(group, word) for word in VERDICTS)} |")
-    print(
-        f"\n| network | maps | trusted | of them right | right maps trusted | wrong maps trusted | wrong maps not trusted at all |\n{'|---' * 7}|"
-    )
+    columns = "network | maps | trusted | right maps trusted | wrong maps trusted | wrong maps: do not trust"
+    print(f"\n| {columns} |\n{'|---' * 6}|")
     for model in (*sorted({r["model"] for r in rows}), "all"):
         part = [r for r in rows if model in (r["model"], "all")]
         good, bad = ([r for r in part if r["right"] is right] for right in (True, False))
         trusted = [r for r in part if judged(r, LIMITS) == TRUST]
-        right = f"{sum(r['right'] for r in trusted)} of {len(trusted)}{interval(trusted)}"
-        print(
-            f"| {model} | {len(part)} | {len(trusted)} | {right} | {share(good, TRUST)} | {share(bad, TRUST)} | {share(bad, NEVER)} |"
-        )
+        right = f"{len(trusted)}, {sum(r['right'] for r in trusted)} of them right{interval(trusted)}"
+        cells = (right, share(good, TRUST), share(bad, TRUST), share(bad, NEVER))
+        print(f"| {model} | {len(part)} | {' | '.join(cells)} |")
 
 
 def share(rows: list[Row], word: str) -> str:
@@ -313,49 +308,45 @@ def share(rows: list[Row], word: str) -> str:
 
 
 def interval(rows: list[Row]) -> str:
-    """The share that is right with its 95 % interval, drawn by picture."""
+    """The share that is right with the 95 % interval of Wilson, which is honest for few maps and for 100 %."""
     if not rows:
         return ""
-    columns = np.array([[float(r["right"]), 1.0] for r in rows])
-    found = estimate(columns, ratio, np.array([r["picture"] for r in rows]), 0)
-    return f", {100 * found.value:.1f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
+    n, share, z = len(rows), sum(r["right"] for r in rows) / len(rows), 1.96
+    middle, width = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = ((middle - width) / (1 + z * z / n), (middle + width) / (1 + z * z / n))
+    return f": {100 * share:.1f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 WANTED = 0.98  # of the trusted maps of half A are right: more than the 95 % that half B has to show
-SPARED = 0.02  # of the right maps may fall beyond a limit
-STEPS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4  # quantiles of the right maps that a limit may cut off
+STEPS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4  # shares of the right maps that a tighter limit may cost
 
 
 def choose(arguments: argparse.Namespace) -> None:
-    """Limits on half A: `bad` spares most right maps; `good` is tightened where it costs the fewest of them."""
+    """Tighten the limits of the package on half A, where it costs the fewest right maps, until WANTED is reached."""
     rows = [row for row in read(arguments.files) if row["half"] == "A" and not math.isnan(row["spread"])]
-    right = [row for row in rows if row["right"]]
-    signs = {name: 1 if limits.good >= limits.bad else -1 for name, limits in LIMITS.items() if name != "conservation"}
+    good = [row for row in rows if row["right"]]
+    limits = dict(LIMITS)
 
-    def cut(name: str, quantile: float) -> float:
-        """The value that this share of the right maps does not reach."""
-        values = signs[name] * np.array([row[name] for row in right], float)
-        return float(signs[name] * np.nanquantile(values, quantile))
-
-    bad = {name: cut(name, SPARED) for name in signs}
-    steps = dict.fromkeys(signs, 0)
-
-    def limits(steps: dict[str, int]) -> dict[str, Limits]:
-        return {name: Limits(cut(name, STEPS[step]), bad[name]) for name, step in steps.items()}
-
-    def counts(steps: dict[str, int]) -> tuple[int, int]:
-        found = limits(steps)
-        trusted = [row["right"] for row in rows if judged(row, found) == TRUST]
+    def counts(limits: dict[str, Limits]) -> tuple[int, int]:
+        trusted = [row["right"] for row in rows if judged(row, limits) == TRUST]
         return sum(trusted), len(trusted) - sum(trusted)
 
-    while counts(steps)[1] and counts(steps)[0] < WANTED * sum(counts(steps)):
-        tried = [steps | {name: step + 1} for name, step in steps.items() if step + 1 < len(STEPS)]
-        steps = max(tried, key=lambda one: (-counts(one)[1], counts(one)[0]))
-    for name, found in limits(steps).items():
-        print(f"{name:12} good={found.good:.2f} bad={found.bad:.2f}")
-    print(
-        f"half A: {sum(counts(steps))} of {len(rows)} trusted, {counts(steps)[0]} of them right; {len(right)} are right"
-    )
+    def tighter(name: str, share: float) -> dict[str, Limits]:
+        """The limits with one that this share of the right maps does not reach."""
+        sign = 1 if limits[name].good >= limits[name].bad else -1
+        value = np.nanquantile([sign * row[name] for row in good], share)
+        return limits | {name: Limits(sign * max(sign * limits[name].good, value), limits[name].bad)}
+
+    while counts(limits)[1] and counts(limits)[0] < WANTED * sum(counts(limits)):
+        tried = [tighter(name, share) for name in LIMITS if name != "conservation" for share in STEPS]
+        best = max(tried, key=lambda one: (-counts(one)[1], counts(one)[0]))
+        if counts(best) == counts(limits):
+            break
+        limits = best
+    for name, found in limits.items():
+        print(f"{name:12} good={found.good:.2f} bad={found.bad:.2f}{'' if found == LIMITS[name] else '  (tightened)'}")
+    right, wrong = counts(limits)
+    print(f"half A: {right + wrong} of {len(rows)} maps trusted, {right} of them right; {len(good)} are right")
 
 
 def main() -> None:

@@ -161,7 +161,7 @@ def test_what_cannot_be_judged_is_refused_in_one_line(honest: Explanation) -> No
 
 def test_a_question_about_a_place_is_refused() -> None:
     dense = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)).eval()
-    e = explain(dense, torch.rand(1, 3, 8, 8), classlens.region(1))
+    e = explain(dense, torch.ones(1, 3, 8, 8), classlens.region(1, pixel=(2, 2)))
     assert isinstance(e.target(), Asked)
     assert "bound to this very picture" in refused(e)
 
