@@ -61,12 +61,12 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "spread": Criterion(
-        Limits(good=0.35, bad=0.45),
+        Limits(good=0.33, bad=0.42),
         lambda m: m.spread,
         lambda m: f"half of the evidence takes up {_percent(m.spread)} of the picture",
     ),
     "removal": Criterion(
-        Limits(good=0.05, bad=0.0),
+        Limits(good=0.25, bad=0.06),
         lambda m: m.removal,
         lambda m: (
             f"without the marked places {_percent(m.removed)} of the class is left, without as much elsewhere "
@@ -74,7 +74,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "sufficiency": Criterion(
-        Limits(good=0.05, bad=0.0),
+        Limits(good=0.29, bad=0.07),
         lambda m: m.sufficiency,
         lambda m: (
             f"the marked places alone hold {_percent(m.kept)} of the class, as much elsewhere "
@@ -82,7 +82,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "stability": Criterion(
-        Limits(good=0.6, bad=0.2),
+        Limits(good=0.73, bad=0.18),
         lambda m: m.stability,
         lambda m: (
             f"the maps of slightly changed pictures correlate with this one by {m.stability:.2f} "
@@ -90,12 +90,12 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "shuffled": Criterion(
-        Limits(good=0.7, bad=0.95),
+        Limits(good=0.77, bad=0.88),
         lambda m: m.shuffled,
         lambda m: f"the map of a network with shuffled weights correlates with this one by {m.shuffled:.2f}",
     ),
     "agreement": Criterion(
-        Limits(good=0.3, bad=0.0),
+        Limits(good=0.51, bad=0.13),
         lambda m: m.agreement,
         lambda m: "other methods agree by " + ", ".join(f"{value:.2f} ({name})" for name, value in m.others.items()),
     ),
