@@ -134,6 +134,14 @@ def test_other_questions_and_options(colours: LoadedModel, asked: dict[str, Any]
     assert found.verdict in verdict.VERDICTS
 
 
+def test_half_precision_and_inference_mode(colours: LoadedModel, card: Trust) -> None:
+    low = explain(squares.make().model.bfloat16(), image(colours), RED, "lrp").trust()
+    assert low.measures.removal == pytest.approx(card.measures.removal, abs=0.1)
+    with torch.inference_mode():
+        found = explain(colours, image(colours), RED, "lrp").trust()
+    assert (found.verdict, found.measures.missing) == (verdict.TRUST, {})
+
+
 def test_a_network_without_preprocessing(colours: LoadedModel, card: Trust) -> None:
     found = explain(colours.model, image(colours), RED, "lrp").trust()
     assert found.measures.removal == pytest.approx(card.measures.removal, abs=1e-4)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from classlens.explanation import Explanation
 from classlens.trust.measures import Measures, measured
 from classlens.trust.subject import subject_of
@@ -106,6 +108,7 @@ def judge(explanation: Explanation, row: int = 0, k: int = 0, *, seed: int = 0) 
 
     Fewer than 40 forward passes, besides those that the method itself needs for six more maps.
     """
-    found = measured(subject_of(explanation, row, k), seed)
+    with torch.inference_mode(False):  # methods need gradients, which the caller's inference mode would forbid
+        found = measured(subject_of(explanation, row, k), seed)
     why = reasons(found)
     return Trust(verdict(why), why, found, explanation, row, k)

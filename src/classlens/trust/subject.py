@@ -17,7 +17,9 @@ from classlens.explanation import Call, Explanation, prepare, run
 from classlens.methods import resolve
 from classlens.report.measure import Floats
 
-_SAME = 1e-3  # between the logits of the explanation and now, relative: a batch and a single image round differently
+# Between the logits of the explanation and now, relative: a batch and a single image round differently, and a network
+# in half precision is explained in float32.
+_SAME, _SAME_IN_HALF = 1e-3, 5e-2
 _AT_ONCE = 8  # images of one forward pass
 _AFFINE = 1e-2  # of the range of the input: the largest error of a picture that is turned back into an input
 
@@ -49,7 +51,8 @@ def subject_of(explanation: Explanation, row: int = 0, k: int = 0) -> Subject:
     call = _checked(explanation, row, k)
     network, image, loaded = prepare(call.model, call.images[row : row + 1].detach())
     target, method = explanation.target(row, k), explanation.method
-    _refuse_changes(_forward(network, image, call)[0], explanation.logits[row])
+    half = home(network, image)[1].itemsize < 4
+    _refuse_changes(_forward(network, image, call)[0], explanation.logits[row], _SAME_IN_HALF if half else _SAME)
     tape: list[Tape] = []  # recorded when the first other method needs it
 
     def maps(module: nn.Module, images: Tensor, name: str, recorded: Tape | None, options: Any) -> Floats:
@@ -60,12 +63,14 @@ def subject_of(explanation: Explanation, row: int = 0, k: int = 0) -> Subject:
         _, result = run(model, images, targets, name, recorded=recorded, **asked, **options)
         if not torch.isfinite(result.maps).all():
             raise MethodError(f"the map by {name} holds NaN or infinite values")
-        return np.asarray(result.maps[:, 0].detach().double().cpu().numpy())
+        found: Floats = result.maps[:, 0].detach().double().cpu().numpy()
+        return found
 
     def other(name: str) -> Floats:
         if not tape:
             tape.append(record(network, image, call.output))
-        return maps(network, image, name, tape[0], {})[0]
+        (found,) = maps(network, image, name, tape[0], {})
+        return np.asarray(found, np.float64)
 
     return Subject(
         image=image,
@@ -103,11 +108,11 @@ def _checked(explanation: Explanation, row: int, k: int) -> Call:
     return explanation.call
 
 
-def _refuse_changes(now: Tensor, then: Tensor) -> None:
+def _refuse_changes(now: Tensor, then: Tensor, tolerance: float) -> None:
     """Refuse a network or an image that is no longer what was explained: the verdict would be about another map."""
     then = then.detach().double().cpu()
     size = max(float(then.abs().max()), 1e-12)
-    if now.shape != then.shape or float((now - then).abs().max()) > _SAME * size:
+    if now.shape != then.shape or float((now - then).abs().max()) > tolerance * size:
         raise ClasslensError("the network or the image has changed since it was explained; explain it again")
 
 

@@ -96,7 +96,7 @@ def _largest(now: Mapping[str, Mapping[str, Any]], then: Mapping[str, Mapping[st
 def _difference(now: Any, then: Any) -> float:
     if now is None or then is None or isinstance(now, int):
         return 0.0 if now == then else math.inf
-    return abs(now - then)
+    return float(abs(now - then))
 
 
 def _other_versions(stated: Mapping[str, str]) -> tuple[str, ...]:
