@@ -107,10 +107,8 @@ def explain(
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     targets = [questions] if questions else several
     loaded = load_model(model, weights, device)
-    if multilabel and not loaded.multilabel:
-        raise ModelError(
-            f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
-        )
+    if multilabel:
+        _check_multilabel(loaded)
     images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
@@ -144,6 +142,13 @@ def explain(
         typer.echo(f"{len(done)} images, {speed:.2f} images/s, including reading and writing files")
     if failed:
         raise typer.Exit(2)
+
+
+def _check_multilabel(loaded: LoadedModel) -> None:
+    if not loaded.multilabel:
+        raise ModelError(
+            f"{loaded.name} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
+        )
 
 
 def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
