@@ -61,7 +61,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "spread": Criterion(
-        Limits(good=0.33, bad=0.42),
+        Limits(good=0.32, bad=0.41),
         lambda m: m.spread,
         lambda m: f"half of the evidence takes up {_percent(m.spread)} of the picture",
     ),
@@ -74,7 +74,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "sufficiency": Criterion(
-        Limits(good=0.29, bad=0.07),
+        Limits(good=0.30, bad=0.08),
         lambda m: m.sufficiency,
         lambda m: (
             f"the marked places alone hold {_percent(m.kept)} of the class, as much elsewhere "
@@ -90,7 +90,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "shuffled": Criterion(
-        Limits(good=0.77, bad=0.88),
+        Limits(good=0.82, bad=0.91),
         lambda m: m.shuffled,
         lambda m: f"the map of a network with shuffled weights correlates with this one by {m.shuffled:.2f}",
     ),
