@@ -13,7 +13,8 @@ import classlens
 from classlens.core.capture import Value, record
 from classlens.errors import MethodError, UnsupportedOp
 from classlens.methods.blocks import find_attentions
-from classlens.methods.conservative import Altered, _is_pooled, bias_at, gamma_back
+from classlens.methods.conservative import Altered, _is_pooled, _on_image, bias_at, gamma_back
+from classlens.methods.registry import Case
 from steps import Does
 
 Do = Callable[[Tensor], Tensor]
@@ -161,6 +162,11 @@ def weights(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT * 3**-0.5).softmax(-1).detach()
 
 
+def scored(x: Tensor, by: Callable[..., Tensor] = lambda product, a, b: product(a, b)) -> Tensor:
+    return by(torch.matmul, x, x.mT)
+
+
+MIX5 = random(5, 5, seed=4)
 ATTENTION: dict[str, tuple[Do, Do]] = {
     "fused": (lambda x: FUSED(x, 2 * x, x.flip(2)), lambda x: weights(x, 2 * x) @ x.flip(2)),
     "groups": (
@@ -175,6 +181,14 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
     "its output in a product": (
         lambda x: FUSED(x, x, x) @ x.mT,
         lambda x: half(torch.matmul, weights(x, x) @ x, x.mT),
+    ),
+    "mixed by a layer afterwards": (  # which makes other values of the weights: a product of two signals
+        lambda x: (a := scored(x).softmax(-1), a @ x + F.linear(a, MIX5) @ x)[1],
+        lambda x: (a := scored(x, half).softmax(-1), a.detach() @ x + half(torch.matmul, F.linear(a, MIX5), x))[1],
+    ),
+    "softmax afterwards": (
+        lambda x: (a := scored(x).softmax(-1), a @ x + a.softmax(-1) @ x)[1],
+        lambda x: (a := scored(x, half).softmax(-1), a.detach() @ x + half(torch.matmul, a.softmax(-1), x))[1],
     ),
     "scaled afterwards": (
         lambda x: (0.5 * (x @ x.mT * 3**-0.5).softmax(-1)).flatten(0, 1) @ x.flatten(0, 1),
@@ -365,6 +379,22 @@ def test_a_share_that_cannot_be_drawn_is_refused() -> None:
     model = Mixes(True, NORMS["layer"][0]).double().eval()
     with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 6, 6\) cannot be read, so its share"):
         classlens.explain(model, random(2, 3, 8, 12), 0, "libragrad")
+
+
+def test_shares_on_two_grids_are_added() -> None:
+    """Each is enlarged to the image from the grid of its own value."""
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(F.avg_pool2d(x, 2), 2).sum((2, 3))).eval(), x)
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    fine, coarse = (node.outputs[0] for node in tape.nodes[:2])
+    shares = [(value, random(1, *value.shape, seed=i)) for i, value in enumerate((fine, coarse, fine))]
+    together = _on_image(case, shares).maps
+    assert torch.allclose(together, sum(_on_image(case, [share]).maps for share in shares))
+
+
+def test_libragrad_needs_attention() -> None:
+    with pytest.raises(MethodError, match=r"^libragrad needs attention, and this network has none"):
+        classlens.explain(Does(lambda x: x.mean((2, 3))).eval(), random(2, 3, 8, 12), 0, "libragrad")
 
 
 MIX6, BIAS6 = random(6, 6, seed=5), random(6, seed=6)

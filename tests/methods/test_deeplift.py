@@ -249,6 +249,19 @@ def test_maximum_by_hand() -> None:
     assert torch.allclose(found, torch.tensor([[[0.0, 3 / 5], [3 / 3.5, 0.0]]]).double())
 
 
+def test_minimum_by_hand() -> None:
+    """It rose from 0 to 1 by the second entry, the baseline's smallest; it fell from 3 to 0.5 by the image's smallest.
+
+    A bound that is a whole number takes part without a share of its own.
+    """
+    x = torch.tensor([[[1.0, 5.0], [0.5, 1.0]]]).double()
+    x0 = torch.tensor([[[2.0, 0.0], [4.0, 3.0]]]).double()
+    found = two_records(lambda t: t.amin(2), x, x0)
+    assert torch.allclose(found, torch.tensor([[[0.0, 1 / 5], [2.5 / 3.5, 0.0]]]).double())
+    bounded = two_records(lambda t: torch.minimum(t.flatten(1), 2 + (t > 9).long().flatten(1)), x, x0)
+    assert torch.allclose(bounded, torch.tensor([[[1.0, 2 / 5], [1.5 / 3.5, 1 / 2]]]).double())
+
+
 def test_product_is_shared_half_way() -> None:
     x, x0 = torch.tensor([[3.0, 5.0]]).double(), torch.tensor([[1.0, 2.0]]).double()
     found = two_records(lambda t: t[:, :1] * t[:, 1:], x, x0)
