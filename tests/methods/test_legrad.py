@@ -10,6 +10,14 @@ from torch import Tensor, nn
 import classlens
 from classlens.errors import MethodError
 
+MIX = torch.rand(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def by_windows(t: Tensor) -> Tensor:
+    """Attention inside of each half of the patches."""
+    halves = t.unflatten(1, (2, -1))
+    return F.scaled_dot_product_attention(halves, halves, halves).flatten(1, 2)
+
 
 class Net(nn.Module):
     """Two blocks of attention; `kind` says what is unusual."""
@@ -23,11 +31,15 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = self.patch(x).flatten(2).mT
         t = first.flip(1) if self.kind == "flipped" else first
+        t = MIX @ t if self.kind == "mixed" else t
         for layer in self.layers:
-            y = layer(t)
-            seen = F.scaled_dot_product_attention(y, y, y)
+            y = MIX @ layer(t) if self.kind == "mixed inside" else layer(t)
+            seen = by_windows(y) if self.kind == "windows" else F.scaled_dot_product_attention(y, y, y)
             t = seen if self.kind == "no sums" else t + seen
             t = t[:, 1:] if self.kind == "fewer" else t
+        if self.kind == "written":
+            t = t.clone()
+            t[:, :, 1:].mul_(2)
         beside = self.head(first.mean(1)) if self.kind == "beside" else 0
         return self.head(t.mean(1)) + beside
 
@@ -81,6 +93,22 @@ def test_blocks_that_differ_are_refused(kind: str) -> None:
 def test_a_head_that_reads_other_values_too_is_refused() -> None:
     with pytest.raises(MethodError, match=r"legrad cannot classify the tokens of a block: add .* reads other values"):
         explained("beside")
+
+
+@pytest.mark.parametrize("kind", ["mixed inside", "windows"])
+def test_patches_without_an_order_are_refused(kind: str) -> None:
+    with pytest.raises(MethodError, match=r"the patches that scaled_dot_product_attention .* are in no order"):
+        explained(kind)
+
+
+def test_tokens_without_an_order_are_refused() -> None:
+    with pytest.raises(MethodError, match="the tokens of each block, and these are in no order that can be read"):
+        explained("mixed")
+
+
+def test_a_step_that_writes_to_a_view_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"cannot classify the tokens of a block: the model writes to a view"):
+        explained("written")
 
 
 @pytest.mark.parametrize("last", [-1, 3])

@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
+from classlens.core.capture import image_index, record
+from classlens.core.rules.generic import Shares
 from classlens.errors import MethodError, UnsupportedOp
-from classlens.methods.rollout import gained, halved, positive_mean, rows_read, through_attention
+from classlens.methods.rollout import _in_proportion, gained, halved, positive_mean, rows_read, through_attention
+from steps import Does
 
 FUSED = F.scaled_dot_product_attention
 
@@ -109,6 +112,42 @@ def test_weights_that_are_the_output_are_refused() -> None:
 
     with pytest.raises(MethodError, match=r"^transformer-attribution needs attention, and this network has none"):
         classlens.explain(model(weights_alone), X, 0, "transformer-attribution")
+
+
+@pytest.mark.parametrize("method", ["attention-rollout", "generic-attention"])
+def test_the_method_that_needs_attention_is_named(method: str) -> None:
+    with pytest.raises(MethodError, match=f"^{method} needs attention, and this network has none"):
+        classlens.explain(model(lambda t: t.relu()), X, 0, method)
+
+
+def added(do: Callable[[Tensor], Tensor], x: Tensor, r: Tensor) -> Shares:
+    """Relevance at the summands of the last sum of a function."""
+    tape = record(Does(do).eval(), x)
+    return _in_proportion(tape.nodes[-1], r, axes=image_index(tape))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_are_in_proportion_for_each_image(axis: int, images: int) -> None:
+    """u R / (u + w) and w R / (u + w), each scaled: their sums are |sum| / (|sum| + |sum|) of all of R."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(images, 2, 5, generator=source).double()
+    r = torch.randn(2, *x.transpose(0, axis).shape, generator=source).double()
+    u, w = added(lambda x: (t := x.transpose(0, axis).clone(), t.sin() + (3 * t).cos())[1], x, r)
+    for k in range(2):
+        for image in range(images):
+            own, mine = x[image], r[k].select(axis, image)
+            parts = [part / (own.sin() + (3 * own).cos()) * mine for part in (own.sin(), (3 * own).cos())]
+            whole = sum(abs(part.sum()) for part in parts)
+            for part, found in zip(parts, (u, w), strict=True):
+                expected = part * (abs(part.sum()) / whole * mine.sum() / part.sum())
+                assert torch.allclose(found[k].select(axis, image), expected, rtol=1e-6)
+
+
+def test_a_constant_gets_no_share_of_a_sum() -> None:
+    x, r = torch.rand(2, 3).double() + 1, torch.rand(1, 2, 3).double()
+    (found,) = added(lambda x: x + 1, x, r)
+    assert torch.equal(found, r)
 
 
 def test_a_sum_in_which_images_mix_is_refused() -> None:
