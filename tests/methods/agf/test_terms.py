@@ -19,6 +19,8 @@ def test_factorisation_is_least_squares(formula: agf.Formula, shared: bool) -> N
     phi = random(3, 2, 1, 4, 3, seed=1)
     phi[0, 0, 0, 0] = 0.0  # neither foreground nor, in the release, background
     phi[1, 0] = phi[1, 0].abs()  # no background at all
+    phi[2, 1] = -phi[2, 1].abs()
+    phi[2, 1, 0, 1, 2] = 0.5  # a foreground of one position
     ours = agf.factorised(y, phi, formula)
     for k in range(3):
         for b in range(2):
