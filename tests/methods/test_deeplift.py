@@ -135,6 +135,12 @@ def test_a_function_of_one_unit_has_its_mean_slope(name: str) -> None:
     assert torch.allclose(two_records(function, x, x0), (function(x) - function(x0)) / (x - x0), rtol=1e-12)
 
 
+def overwritten(t: Tensor) -> Tensor:
+    y = 2 * t
+    y[:, :2].copy_(t[:, 2:])
+    return y
+
+
 def halves(t: Tensor) -> tuple[Tensor, Tensor]:
     return t[:, :2], t[:, 2:]
 
@@ -161,6 +167,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool3d": lambda t: F.max_pool3d(t.reshape(1, 1, 1, 2, 2), (1, 2, 1)).flatten(1),
     "adaptive_max_pool3d": lambda t: F.adaptive_max_pool3d(t.reshape(1, 1, 1, 2, 2), 1).flatten(1),
     "grid_sample": lambda t: F.grid_sample(t.reshape(1, 1, 2, 2), PLACES, align_corners=False).flatten(1),
+    "a part that is overwritten": lambda t: overwritten(t),
     "live indices": lambda t: t.gather(1, (t > -9).long()[:, :2]),
     "indices": lambda t: F.max_pool1d(t[None], 2, return_indices=True)[0][0],
 }  # fmt: skip

@@ -346,3 +346,17 @@ def test_maps_that_are_too_far_up() -> None:
     assert [f.shape[2] for f in features] == [2, 4, 6]
     with pytest.raises(MethodError, match="shallower=3 is not possible; the shallowest map is 2 weight layers up"):
         next(chosen_maps(case, case.directions(), None, 3))
+
+
+def test_maps_of_a_single_column_and_maps_that_are_enlarged_by_weights_count() -> None:
+    """No cut goes through two branches. What a transposed convolution reads is a map, also if it is one pixel wide."""
+    torch.manual_seed(0)
+    first, up, other = nn.Conv2d(3, 4, 2, 2), nn.ConvTranspose2d(4, 2, 2, 2), nn.ConvTranspose2d(4, 2, 2, 2)
+
+    def do(x: Tensor) -> Tensor:
+        t = first(x)
+        return up(t.relu()) + other(t.tanh())
+
+    tape = record(Does(do).eval(), torch.rand(1, 3, 8, 2))
+    ops = [tape.producer[found.value].op for found in all_maps(tape)]
+    assert ops == ["tanh", "relu", "conv2d"]
