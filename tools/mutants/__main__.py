@@ -23,11 +23,12 @@ import time
 
 import hypothesis
 import torch
+from batch import Outcome
 from faults import Mutant, mutants
 from fork import forked, waited_for
 from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
-from trial import Keep, Outcome, can_run_again, try_in_place, try_on_import
+from trial import Keep, can_run_again, try_in_place, try_on_import
 from where import FIRST, PACKAGE, ROOT, SECONDS, near_tests, source_files, test_files
 
 
