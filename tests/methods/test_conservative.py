@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import Value, record
 from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods import conservative
 from classlens.methods.blocks import find_attentions
 from classlens.methods.conservative import Altered, _is_pooled, _on_image, bias_at, gamma_back
 from classlens.methods.registry import Case
@@ -298,18 +299,28 @@ def test_convolutions_and_linear_layers_have_a_gamma_each() -> None:
         assert torch.allclose(changed.sum(), plain.sum(), rtol=1e-3)  # and all of it arrives
 
 
-@pytest.mark.parametrize(
-    "project", [nn.Linear(3, 4, bias=False), nn.Conv1d(3, 4, 1, bias=False)], ids=["linear", "conv"]
-)
-def test_projections_of_attention_have_no_gamma(project: nn.Module) -> None:
+def patches(x: Tensor) -> Tensor:
+    """(B,3,2,6) -> (B,6,6): six patches of two pixels, with three colours each."""
+    return x.unflatten(3, (3, 2)).permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_projections_of_attention_have_no_gamma(kind: str) -> None:
+    """With it, other channels, and so other pixels of a patch, would get the relevance of a token."""
+    torch.manual_seed(0)
+    dense, conv = nn.Linear(6, 4, bias=False), nn.Conv2d(3, 4, (1, 2), (1, 2), bias=False)
+    project = nn.Linear(4, 4, bias=False) if kind == "linear" else nn.Conv1d(4, 4, 1, bias=False)
+
     def do(x: Tensor) -> Tensor:
-        tokens = x.flatten(2)
-        tokens = project(tokens).mT if isinstance(project, nn.Conv1d) else project(tokens.mT)
+        tokens = project(conv(x).flatten(2).mT) if kind == "linear" else project(dense(patches(x)).mT).mT
         return FUSED(tokens, tokens, tokens).mean(1)
 
-    model, x = Does(do), random(1, 3, 2, 3)
-    model.project = project
-    assert torch.allclose(attnlrp(model, x, 3.0, 3.0), attnlrp(model, x, 0.0, 0.0), rtol=1e-3, atol=1e-6)
+    model, x = Does(do), random(1, 3, 2, 6)
+    model.layers = nn.ModuleList([dense, conv, project])
+    with_gamma = (0.0, 3.0) if kind == "linear" else (3.0, 0.0)
+    plain = attnlrp(model, x, 0.0, 0.0)
+    assert torch.allclose(attnlrp(model, x, *with_gamma), plain, rtol=1e-3, atol=1e-6)
+    assert (attnlrp(model, x, *reversed(with_gamma)) - plain).norm() > 0.1 * plain.norm()  # patches have theirs
 
 
 # ------------------------------------------------------------------------------------------------------------ libragrad
@@ -390,6 +401,15 @@ def test_shares_on_two_grids_are_added() -> None:
     shares = [(value, random(1, *value.shape, seed=i)) for i, value in enumerate((fine, coarse, fine))]
     together = _on_image(case, shares).maps
     assert torch.allclose(together, sum(_on_image(case, [share]).maps for share in shares))
+
+
+def test_a_share_of_unknown_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 2).sum((2, 3))).eval(), x)
+    value = tape.nodes[0].outputs[0]
+    monkeypatch.setattr(conservative, "image_index", lambda tape: {})
+    with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 3, 4, 6\) cannot be read"):
+        _on_image(Case(nn.Identity(), x, tape, torch.tensor([[0], [1]])), [(value, value.tensor[None])])
 
 
 def test_libragrad_needs_attention() -> None:

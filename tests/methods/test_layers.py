@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import Node, Tape, record
 from classlens.core.rules.linear import linear_map
+from classlens.methods import layers
 from classlens.methods.agf import terms as agf
 from classlens.methods.layers import (
     evidence_at,
@@ -436,4 +437,11 @@ def test_layers_that_mix_places_are_no_token_layers() -> None:
             return self.head(self.after(x).mean((1, 2)))
 
     tape = record(Mixes().eval(), torch.randn(2, 3, 32, 48))
+    assert not token_layers(tape, tape.nodes)
+
+
+def test_tokens_of_unknown_images_make_no_token_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = parts(lambda m, x: m.mix(m.embed(x).flatten(2).mT).sum(1), embed=nn.Conv2d(3, 4, 2, 2), mix=nn.Linear(4, 2))
+    assert token_layers(tape, tape.nodes)
+    monkeypatch.setattr(layers, "image_index", lambda tape: {})
     assert not token_layers(tape, tape.nodes)

@@ -24,6 +24,7 @@ from classlens.methods.relevance import (
     released_norm,
 )
 from networks import NETWORKS, build, pictures
+from steps import Does
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
 
@@ -267,6 +268,36 @@ def test_gamma_of_the_composite_is_the_one_that_is_given() -> None:
     assert torch.equal(maps[1], classlens.explain(model, x, 1, "lrp-epsilon-gamma-box").maps)
     from_limit = [float((m - maps[-1]).norm()) for m in maps]
     assert from_limit[0] > 1.1 * from_limit[1] > 1.2 * from_limit[2] > 0
+
+
+def test_a_norm_is_a_matter_of_writing_but_not_as_released() -> None:
+    """A norm inside of the weights: the same map; the released code passes relevance through the norm unchanged."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    for t in (norm.weight, norm.bias, norm.running_mean):
+        nn.init.normal_(t)
+    after = [nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    written = nn.Sequential(nn.Conv2d(3, 3, 1), conv, norm, *after).double().eval()
+    inside = nn.Sequential(written[0], nn.utils.fusion.fuse_conv_bn_eval(conv, norm), *after).eval()
+    x = pictures(1, (8, 8)).double()
+    for method, variant, same in (("lrp", "default", True), ("lrp-ab", "default", True), ("lrp", "release", False)):
+        one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is same
+
+
+@pytest.mark.parametrize("method", ["rap", "excitation-bp"])
+def test_images_behind_their_tokens_are_told_apart(method: str) -> None:
+    """(tokens, images, channels): the smallest response and the largest share are those of each image."""
+    torch.manual_seed(0)
+    patch, mix, head = nn.Conv2d(3, 4, 2, 2).double(), nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+
+    def do(x: Tensor) -> Tensor:
+        return head(mix(patch(x).flatten(2).permute(2, 0, 1)).relu().mean(0))
+
+    x = torch.randn(2, 3, 4, 6).double() * torch.tensor([1.0, 3.0]).double()[:, None, None, None]
+    together = classlens.explain(Does(do).eval(), x, 1, method).maps
+    alone = torch.cat([classlens.explain(Does(do).eval(), one, 1, method).maps for one in x.split(1)])
+    assert torch.allclose(together, alone, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(("method", "notes"), [("lrp-ab", ()), ("rap", ()), ("lrp-epsilon-gamma-box", ("grown",))])
