@@ -56,11 +56,19 @@ def rooted(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps).detach()
 
 
+def fixed(x: Tensor) -> Tensor:
+    return (x - W[:4, None]) * torch.rsqrt(B[:4, None] ** 2 + 1e-5)
+
+
 NORMS: dict[str, tuple[Do, Do]] = {
     "layer": (lambda x: F.layer_norm(x, (6,), W, B), lambda x: normed(x, (-1,), 1e-5) * W + B),
     "layer without weights": (lambda x: F.layer_norm(x, (6,)), lambda x: normed(x, (-1,), 1e-5)),
     "layer over two axes": (lambda x: F.layer_norm(x, (4, 6), eps=0.5), lambda x: normed(x, (-2, -1), 0.5)),
     "layer by defaults": (lambda x: torch.layer_norm(1e-3 * x, (6,)), lambda x: normed(1e-3 * x, (-1,), 1e-5)),
+    "batch": (
+        lambda x: F.batch_norm(x, W[:4], B[:4] ** 2, B[2:], W[2:]),
+        lambda x: fixed(x) * B[2:, None] + W[2:, None],
+    ),
     "rms": (lambda x: F.rms_norm(x, (6,), W, eps=0.3), lambda x: rooted(x, 0.3) * W),
     "rms of small values": (lambda x: F.rms_norm(1e-8 * x, (6,)), lambda x: rooted(1e-8 * x, 2.0**-52)),
 }
@@ -127,6 +135,7 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "two matrices": (lambda x: x @ x.mT, lambda x: half(torch.matmul, x, x.mT)),
     "a constant": (lambda x: 3 * x, lambda x: 3 * x),
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
+    "nothing": (lambda x: F.dropout(2 * x, 0.5, training=False), lambda x: 2 * x),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
     "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
     "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
@@ -401,6 +410,17 @@ def test_shares_on_two_grids_are_added() -> None:
     shares = [(value, random(1, *value.shape, seed=i)) for i, value in enumerate((fine, coarse, fine))]
     together = _on_image(case, shares).maps
     assert torch.allclose(together, sum(_on_image(case, [share]).maps for share in shares))
+
+
+def test_a_pooled_share_has_no_place() -> None:
+    """It is left out; if there is no other, nothing can be drawn."""
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 2).relu().sum((2, 3))).eval(), x)
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    on_places, pooled = ((value, random(1, *value.shape)) for value in (tape.nodes[0].outputs[0], tape.output))
+    assert torch.equal(_on_image(case, [on_places, pooled]).maps, _on_image(case, [on_places]).maps)
+    with pytest.raises(MethodError, match="the tokens of this network are in no order on a grid"):
+        _on_image(case, [pooled])
 
 
 def test_a_share_of_unknown_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

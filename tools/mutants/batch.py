@@ -105,16 +105,20 @@ def _work(some: Sequence[Mutant], plan: Plan, put: Put, items: Mapping[str, Any]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     failures = Failures()
     next(iter(items.values())).config.pluginmanager.register(failures)
+
+    def fails(test: str) -> bool:
+        # Of the processor: a busy machine kills no fault. The signal ends the process.
+        signal.setitimer(signal.ITIMER_PROF, 3 + 5 * plan.seconds([test]))
+        return failures.of(items[test])
+
     for n, mutant in enumerate(some):
         begun, tests = time.process_time(), plan.tests_for(mutant)
-        # Of the processor: a busy machine kills no fault. The signal ends the process.
-        signal.setitimer(signal.ITIMER_PROF, 20 + 5 * plan.seconds(tests))
         forget()
         take_out = put(mutant)
-        by = next((test for test in tests if failures.of(items[test])), "")
+        by = next(filter(fails, tests), "")
         take_out()
         forget()
-        clean = not (by and failures.of(items[by]))
+        clean = not (by and fails(by))
         if not clean and n:
             return 0
         plan.killed(mutant, by)
