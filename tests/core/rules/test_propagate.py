@@ -281,7 +281,7 @@ def test_memory_is_given_back_when_it_is_much(monkeypatch: pytest.MonkeyPatch, m
     """Three values of 12 numbers, of 4 bytes each, are freed one after the other; the network's output stays."""
     given: list[int] = []
     module = sys.modules[forgetting.__module__]
-    monkeypatch.setattr(module, "_MUCH", much)
+    monkeypatch.setattr(module, "MUCH_MEMORY", much)
     monkeypatch.setattr(module, "give_back_memory", lambda: given.append(1))
     tape = record(Does(lambda x: ((x * 2).relu() + 1).flip(2)).eval(), X)
     assert tape.output.edge is not None
