@@ -5,7 +5,7 @@
     python tools/mutants --near                       # first, quickly: by the test file of each source file alone
     python tools/mutants --again                      # also those that survived without a reason
 
-torch is imported once; each fault is tried in a fork. Which tests reach a line is measured first. A fault that no test
+torch is imported once; faults are tried in forks. Which tests reach a line is measured first. A fault that no test
 notices has to stand in survivors.toml with the reason; tests/MUTANTS.md is the table.
 """
 

@@ -15,7 +15,8 @@ INTRODUCTION = """# Mutants
 
 `make mutants` puts one small fault at a time into the maths and runs the tests that reach it. `tools/mutants/faults.py`
 has the kinds of faults: a swapped operator, another constant, a condition that never holds, a dropped statement, an
-argument left out. A fault is killed when a test fails. Every fault that survives is listed below with the reason.
+argument left out. A fault is killed when a test fails with it and passes without it. Every fault that survives is
+listed below with the reason.
 
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by tests that reach it and take {seconds:.0f} seconds together: quick ones before slow ones, those of
