@@ -1,9 +1,9 @@
 """Faults, the tests that reach them, and what came of it.
 
 A fault in a function is put into the function that is there, so that packages and tests are imported only once; many
-share a fork (`batch.py`). A fault in what runs on import has a fork of its own: the changed statement is run again in its module; a kill counts if the test passes after the unchanged
-statement. What survives that is tried in a fork of a process without the package, whose import hook gives the changed
-module.
+share a fork (`batch.py`). A fault in what runs on import has a fork of its own: the changed statement is run again in
+its module, and a kill counts if the test passes after the unchanged statement. What survives that is tried in a fork of
+a process without the package, whose import hook gives the changed module.
 """
 
 from __future__ import annotations
