@@ -266,6 +266,16 @@ def test_no_evidence_against_an_unlikely_class_where_the_network_found_nothing()
     assert not lowered[..., 12:].any()
 
 
+def test_nearby_is_the_mean_magnitude_of_a_square() -> None:
+    """Of the sum over colours, cut off at the border: two of 40 pixels in each direction."""
+    relevance = random(2, 1, 3, 40, 44)
+    found = agf.nearby(relevance)
+    for k, i, j in ((0, 0, 0), (0, 20, 43), (1, 39, 1), (1, 17, 22)):
+        square = relevance[k, 0].sum(0)[max(i - 2, 0) : i + 3, max(j - 2, 0) : j + 3]
+        assert torch.isclose(found[k, 0, 0, i, j], square.abs().mean())
+    assert agf.nearby(relevance.float()).dtype == torch.float64
+
+
 def test_relevance_is_near_within_a_twentieth_of_the_side() -> None:
     relevance = torch.zeros(1, 1, 1, 70, 90)
     relevance[..., 30, 40] = 1.0
