@@ -69,6 +69,10 @@ NORMS: dict[str, tuple[Do, Do]] = {
         lambda x: F.batch_norm(x, W[:4], B[:4] ** 2, B[2:], W[2:]),
         lambda x: fixed(x) * B[2:, None] + W[2:, None],
     ),
+    "batch of its own": (
+        lambda x: F.batch_norm(x, None, None, training=True),  # as autograd has it
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ),
     "rms": (lambda x: F.rms_norm(x, (6,), W, eps=0.3), lambda x: rooted(x, 0.3) * W),
     "rms of small values": (lambda x: F.rms_norm(1e-8 * x, (6,)), lambda x: rooted(1e-8 * x, 2.0**-52)),
 }
@@ -136,6 +140,7 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "a constant": (lambda x: 3 * x, lambda x: 3 * x),
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
     "nothing": (lambda x: F.dropout(2 * x, 0.5, training=False), lambda x: 2 * x),
+    "cut off": (lambda x: x.detach() * 2, lambda x: 2 * x),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
     "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
     "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
@@ -421,6 +426,19 @@ def test_a_pooled_share_has_no_place() -> None:
     assert torch.equal(_on_image(case, [on_places, pooled]).maps, _on_image(case, [on_places]).maps)
     with pytest.raises(MethodError, match="the tokens of this network are in no order on a grid"):
         _on_image(case, [pooled])
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_grid_of_one_place_is_pooled_too(places: int) -> None:
+    x = random(2, 3, 4, 4 * places)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 4).relu().sum((2, 3))).eval(), x)
+    value = tape.nodes[0].outputs[0]
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    if places == 1:
+        with pytest.raises(MethodError, match="in no order on a grid"):
+            _on_image(case, [(value, value.tensor[None])])
+    else:
+        assert _on_image(case, [(value, value.tensor[None])]).maps.any()
 
 
 def test_a_share_of_unknown_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

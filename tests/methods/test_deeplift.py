@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Reading, record
+from classlens.core.capture.reading import Pick
 from classlens.errors import CaptureError, MethodError, UnsupportedOp
-from classlens.methods import deeplift
+from classlens.methods import Case, deeplift
 from classlens.methods.deeplift import multipliers
 from classlens.methods.inputs import baselines
 from goldens import distance
@@ -310,6 +311,13 @@ def test_another_path_for_the_baseline_is_an_error() -> None:
 
     with pytest.raises(CaptureError, match="different operations for the baseline"):
         classlens.explain(Fork().eval(), pictures(), 1, "deeplift-shap", baselines="zero")
+
+
+def test_a_choice_that_only_this_image_makes_is_refused() -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), pictures(1, (4, 4))
+    case = Case(model, x, record(model, x), torch.tensor([[1]]), Reading((Pick(chosen=True),)))
+    with pytest.raises(MethodError, match="chooses its candidates from the image"):
+        deeplift.deeplift_shap(case)
 
 
 def test_unknown_baseline_is_refused() -> None:

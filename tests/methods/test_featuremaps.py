@@ -15,7 +15,7 @@ import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
 from classlens.methods.featuremaps import all_maps, averaged, chosen_maps, feature_map, share_read, spatial_cuts
-from classlens.methods.registry import Case
+from classlens.methods.registry import METHODS, Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
 from networks import build, pictures
@@ -279,17 +279,22 @@ def test_tokens_have_the_grid_of_the_map_with_their_channels() -> None:
 @pytest.mark.parametrize("method", ["gradcam", "layercam"])
 def test_targets_of_one_call_each_have_their_own_map(method: str) -> None:
     """One reads the whole picture, one a pixel: each has the map that it has alone, and no note is empty."""
-    model, x = dense("unet").double(), pictures(2, (48, 64)).double()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softplus(), nn.Conv2d(4, 3, 3)).double().eval()
+    x = pictures(2, (8, 9)).double()
 
     def pick(y: Tensor) -> Tensor:
-        return torch.stack([y[:, 0].mean((1, 2)), y[:, 1, 20, 30], y[:, 2].mean((1, 2))], 1)
+        return torch.stack([y[:, 0].mean((1, 2)), y[:, 1, 2, 3], y[:, 2].mean((1, 2))], 1)
 
+    case = Case(model, x, record(model, x, pick), torch.tensor([[0, 1], [1, 2]]), pick)
+    first, *others = METHODS[method].run(case).notes
+    assert "an earlier one, 6x7" in first
+    assert [note.partition(" ")[0] for note in others] == (["gradcam"] if method == "gradcam" else [])
     together = classlens.explain(model, x, [[0, 1], [1, 2]], method, output=pick)
     for row, targets in enumerate([[0, 1], [1, 2]]):
         for k, target in enumerate(targets):
             alone = classlens.explain(model, x[row : row + 1], target, method, output=pick).maps[0, 0]
             torch.testing.assert_close(together.maps[row, k], alone, rtol=1e-9, atol=1e-15)
-    assert all(together.report.notes)
 
 
 def test_the_shallowest_map_is_tried_too() -> None:
@@ -338,12 +343,15 @@ def test_a_map_that_is_read_wholly_needs_no_share_in_its_note() -> None:
 
 def test_maps_that_are_too_far_up() -> None:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten()]
+    layers = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten()]
     model, x = nn.Sequential(*layers, nn.Linear(16, 3)).eval(), pictures(1, (8, 8))
     tape = record(model, x)
     case = Case(model, x, tape, torch.tensor([[1]]))
-    features = [next(chosen_maps(case, case.directions(), None, n)).features for n in (0, 1, 2)]
-    assert [f.shape[2] for f in features] == [2, 4, 6]
+    seen = [next(chosen_maps(case, case.directions(), None, n)) for n in (0, 1, 2)]
+    assert [one.features.shape[2] for one in seen] == [2, 4, 6]
+    assert all(one.gradients.shape[1:] == one.features.shape for one in seen)
+    with pytest.raises(MethodError, match="shallower=-1 is not possible"):
+        next(chosen_maps(case, case.directions(), None, -1))
     with pytest.raises(MethodError, match="shallower=3 is not possible; the shallowest map is 2 weight layers up"):
         next(chosen_maps(case, case.directions(), None, 3))
 
@@ -357,6 +365,6 @@ def test_maps_of_a_single_column_and_maps_that_are_enlarged_by_weights_count() -
         t = first(x)
         return up(t.relu()) + other(t.tanh())
 
-    tape = record(Does(do).eval(), torch.rand(1, 3, 8, 2))
+    tape = record(Does(do).eval(), torch.rand(1, 3, 4, 2))
     ops = [tape.producer[found.value].op for found in all_maps(tape)]
     assert ops == ["tanh", "relu", "conv2d"]

@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import Node, Tape, record
+from classlens.core.capture import Node, Places, Tape, Value, record
 from classlens.core.rules.linear import linear_map
 from classlens.methods import layers
 from classlens.methods.agf import terms as agf
 from classlens.methods.layers import (
+    _each_place_once,
     evidence_at,
     first_layers,
     gradient_values,
@@ -412,6 +413,14 @@ def test_each_place_has_a_token_or_the_layer_has_no_grid(some: slice, whole: boo
         lambda m, x: m.mix(m.embed(x).flatten(2).mT[:, some]).sum(1), embed=nn.Conv2d(3, 4, (4, 2), 2), mix=layer
     )
     assert bool(token_layers(tape, tape.nodes)) is whole
+
+
+@pytest.mark.parametrize(("index", "whole"), [([1, 2, 0], True), ([1], False), ([2], False), ([1, 1, 2], False)])
+def test_each_place_counts_once(index: list[int], whole: bool) -> None:
+    """Two places; 0 is a token without a place."""
+    places = Places((1, 2), torch.tensor(index, dtype=torch.float32)[None, :, None])
+    shape = torch.Size([3, len(index), 4])
+    assert _each_place_once(places, Value(torch.zeros(shape), None, shape), 3) is whole
 
 
 def test_a_weight_of_the_image_makes_no_token_layer() -> None:

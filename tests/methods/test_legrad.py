@@ -32,6 +32,8 @@ class Net(nn.Module):
         first = self.patch(x).flatten(2).mT
         t = first.flip(1) if self.kind == "flipped" else first
         t = MIX @ t if self.kind == "mixed" else t
+        t = t.unflatten(1, (2, 3)) if self.kind == "rows" else t
+        t = torch.cat([torch.ones_like(t[:, :1]), t], 1) if self.kind == "token" else t
         for layer in self.layers:
             y = MIX @ layer(t) if self.kind == "mixed inside" else layer(t)
             seen = by_windows(y) if self.kind == "windows" else F.scaled_dot_product_attention(y, y, y)
@@ -41,7 +43,8 @@ class Net(nn.Module):
             t = t.clone()
             t[:, :, 1:].mul_(2)
         beside = self.head(first.mean(1)) if self.kind == "beside" else 0
-        return self.head(t.mean(1)) + beside
+        seen = t.flatten(1, -2).mean(1)
+        return self.head(seen.tanh() if self.kind == "bent" else seen) + beside
 
 
 X = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -58,7 +61,8 @@ def slow(model: Net, last: int) -> Tensor:
         y = layer(t)
         a = (y @ y.mT / 2).softmax(-1)
         t = t + a @ y
-        score = model.head(t.mean(1))[:, 1].sum()
+        seen = t.mean(1)
+        score = model.head(seen.tanh() if model.kind == "bent" else seen)[:, 1].sum()
         (gradient,) = torch.autograd.grad(score, a, retain_graph=True)
         maps.append(gradient.clamp(min=0).mean(1).unflatten(1, (2, 3)))
     return F.interpolate(torch.stack(maps[-last:]).sum(0)[:, None], X.shape[2:], mode="bilinear", align_corners=False)
@@ -80,11 +84,21 @@ def test_legrad_by_autograd(last: int) -> None:
         assert torch.allclose(explained("", last=0), expected)  # all
 
 
+def test_the_tokens_of_each_image_are_averaged() -> None:
+    """Not those of other images: where the head is no linear function, these would count."""
+    assert torch.allclose(explained("bent"), slow(Net("bent").double(), 2).detach())
+
+
+def test_a_class_token_is_not_drawn() -> None:
+    assert explained("token").shape == (2, 1, 4, 6)
+    assert explained("token").std() > 0
+
+
 def test_patches_in_another_order_are_put_in_their_places() -> None:
     assert torch.allclose(explained("flipped"), explained(""))
 
 
-@pytest.mark.parametrize("kind", ["fewer", "no sums"])
+@pytest.mark.parametrize("kind", ["fewer", "no sums", "rows"])
 def test_blocks_that_differ_are_refused(kind: str) -> None:
     with pytest.raises(MethodError, match="all blocks must have the same tokens; this network's blocks differ"):
         explained(kind)
