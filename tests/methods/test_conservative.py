@@ -140,6 +140,7 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "a constant": (lambda x: 3 * x, lambda x: 3 * x),
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
     "nothing": (lambda x: F.dropout(2 * x, 0.5, training=False), lambda x: 2 * x),
+    "a constant in einsum": (lambda x: torch.einsum("bij,jk->bik", x, MIX), lambda x: x @ MIX),
     "cut off": (lambda x: x.detach() * 2, lambda x: 2 * x),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
     "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
@@ -200,6 +201,13 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
     "mixed by a layer afterwards": (  # which makes other values of the weights: a product of two signals
         lambda x: (a := scored(x).softmax(-1), a @ x + F.linear(a, MIX5) @ x)[1],
         lambda x: (a := scored(x, half).softmax(-1), a.detach() @ x + half(torch.matmul, F.linear(a, MIX5), x))[1],
+    ),
+    "added to scores": (
+        lambda x: (a := scored(x).softmax(-1), a @ x + (a + scored(x)) @ x)[1],
+        lambda x: (
+            a := scored(x, half).softmax(-1),
+            a.detach() @ x + half(torch.matmul, a + scored(x, half), x),
+        )[1],
     ),
     "softmax afterwards": (
         lambda x: (a := scored(x).softmax(-1), a @ x + a.softmax(-1) @ x)[1],
@@ -373,6 +381,21 @@ def test_libragrad_adds_up_to_the_logit(biases: bool) -> None:
     norm = NORMS["layer" if biases else "layer without weights"][0]
     e = classlens.explain(Plain(biases, norm).double().eval(), random(2, 3, 8, 12), [[0, 2], [0, 2]], "libragrad")
     assert torch.allclose(F.avg_pool2d(e.maps, 4).sum((2, 3)), e.logits[:, [0, 2]].double())
+
+
+def test_the_bias_of_the_layer_before_the_first_block_does_not_count() -> None:
+    class Embedded(Plain):
+        def __init__(self) -> None:
+            super().__init__(True, F.relu)
+            self.inside = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t = self.inside(self.patch(x).flatten(2).mT)
+            return self.head(t + self.attend(t, t, t, need_weights=False)[0]).mean(1)
+
+    torch.manual_seed(0)
+    e = classlens.explain(Embedded().double().eval(), random(2, 3, 8, 12), 0, "libragrad")
+    assert torch.allclose(F.avg_pool2d(e.maps, 4).sum((2, 3)), e.logits[:, :1].double())
 
 
 def test_the_constant_that_a_layer_adds() -> None:

@@ -89,6 +89,18 @@ def test_the_tokens_of_each_image_are_averaged() -> None:
     assert torch.allclose(explained("bent"), slow(Net("bent").double(), 2).detach())
 
 
+def test_classes_together_are_those_alone() -> None:
+    model = Net().double().eval()
+    together = classlens.explain(model, X, [[0, 2], [0, 2]], "legrad").maps
+    alone = [classlens.explain(model, X, k, "legrad").maps for k in (0, 2)]
+    assert torch.allclose(together, torch.cat(alone, 1))
+
+
+def test_legrad_needs_attention() -> None:
+    with pytest.raises(MethodError, match=r"^legrad needs attention, and this network has none"):
+        classlens.explain(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double().eval(), X, 0, "legrad")
+
+
 def test_a_class_token_is_not_drawn() -> None:
     assert explained("token").shape == (2, 1, 4, 6)
     assert explained("token").std() > 0
