@@ -245,7 +245,10 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     done = {(row["picture"], row["method"]) for row in rows_of(options.out)}
     pictures = scenes(data, model, options.size, options.out.with_suffix(".scenes.json"))[: options.pictures]
     for item in pictures:
-        missing = {name: of for name, of in methods(options.masks).items() if (item.name, name) not in done}
+        asked = {
+            name: of for name, of in methods(options.masks).items() if not options.methods or name in options.methods
+        }
+        missing = {name: of for name, of in asked.items() if (item.name, name) not in done}
         if not missing:
             continue
         x, mask = frame(options.size)(data.picture(item))[None], framed_mask(data, item, options.size)
@@ -290,6 +293,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=416, help="the edge of the input, a multiple of 32")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--masks", type=int, default=500, help="of D-RISE")
+    parser.add_argument("--methods", nargs="*", help="names as in the table; by default all")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
     options = parser.parse_args()
     if options.table:

@@ -42,21 +42,27 @@ class Detection:
 def detections(answers: Answers, image: int) -> list[Detection]:
     """The detections of an image, the highest score first."""
     result = answers.result
-    if isinstance(result, tuple | list) and len(result) == answers.images and _has_boxes(result[image]):
-        return _kept_by_the_network(result[image])
-    if isinstance(result, dict) and {"logits", "pred_boxes"} <= result.keys():
+    if not has_boxes(answers):
+        raise TargetError(
+            "boxes need a detector: a list of dicts with boxes, labels and scores, a dict with logits and pred_boxes, "
+            f"or one tensor (B,4+classes,candidates); this network returns {described(result)}"
+        )
+    if isinstance(result, dict):
         return _of_queries(answers, result["logits"], result["pred_boxes"][image], image)
+    if not isinstance(result, Tensor) and isinstance(result[image], dict):
+        return _kept_by_the_network(result[image])
+    return _in_one_tensor(answers, (result if isinstance(result, Tensor) else result[0])[image])
+
+
+def has_boxes(answers: Answers) -> bool:
+    """Whether the network answers as a detector does, in one of the three ways."""
+    result = answers.result
+    if isinstance(result, dict):
+        return {"logits", "pred_boxes"} <= result.keys()
     first = result[0] if isinstance(result, tuple | list) and result else result
-    if isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images:
-        return _in_one_tensor(answers, first[image])
-    raise TargetError(
-        "boxes need a detector: a list of dicts with boxes, labels and scores, a dict with logits and pred_boxes, or "
-        f"one tensor (B,4+classes,candidates); this network returns {described(result)}"
-    )
-
-
-def _has_boxes(one: Any) -> bool:
-    return isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys()
+    if isinstance(first, dict):
+        return len(result) == answers.images and {"boxes", "labels", "scores"} <= first.keys()
+    return isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images
 
 
 def _kept_by_the_network(one: dict[str, Any]) -> list[Detection]:
