@@ -191,7 +191,7 @@ def test_the_page_shows_only_what_a_kind_of_network_needs(do):
             "two", do.studio.offer(updates[do.parts.picture], name).kind
         )
     assert shown == {
-        "small": [False, True, True], "spots": [False, True, False], "areas": [False, True, False],
+        "small": [False, True, True], "spots": [False, False, False], "areas": [False, True, False],
         "words": [True, False, True],
     }  # fmt: skip
     titles = [title(view, kind) for kind in offers.KINDS for view in ("one", "two", "methods")]

@@ -210,7 +210,8 @@ class Handlers:
 
     def _found_by_name(self, offer: Offer) -> Updates:
         label = f"Or any other of its {len(offer.names)} {offer.words.several}"
-        return gr.update(choices=numbered(offer), value=None, label=label, visible=offer.words.searched)
+        hidden = len(offer.names) > ROWS or offer.kind != "box"  # all boxes may be in sight already
+        return gr.update(choices=numbered(offer), value=None, label=label, visible=offer.words.searched and hidden)
 
     def _others(self, offer: Offer, likely: Sequence[int]) -> Updates:
         """The choices that the selected one can be compared with."""
