@@ -191,9 +191,12 @@ def test_the_page_shows_only_what_a_kind_of_network_needs(do):
             "two", do.studio.offer(updates[do.parts.picture], name).kind
         )
     assert shown == {
-        "small": [False, True, True], "spots": [False, False, False], "areas": [False, True, False],
+        "small": [False, True, True], "spots": [False, True, False], "areas": [False, True, False],
         "words": [True, False, True],
     }  # fmt: skip
+    few = do.studio.offer(do.studio.open(samples()["cat"]), "spots")  # all in sight: nothing is left to search
+    assert 0 < len(few.names) <= 8
+    assert do._found_by_name(few)["visible"] is False
     titles = [title(view, kind) for kind in offers.KINDS for view in ("one", "two", "methods")]
     assert titles == [
         "One class", "Two classes", "Several methods", "One box", "Two boxes", "Several methods",
