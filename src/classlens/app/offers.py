@@ -58,7 +58,7 @@ KINDS = {
     ),
     "box": Words("box", "boxes", "Objects that the network finds", "Choose one, here or in the picture."),
     "pixel": Words(
-        "class", "classes", "Classes in the picture", "Choose one, or click a pixel to see why it has its class."
+        "class", "classes", "Classes in the picture", "Shares of the pixels. Choose one, or click a pixel."
     ),
     "text": Words(
         "text", "texts", "Texts and how well they fit", "Choose one, or type your own.", rivals=True, searched=False
