@@ -5,21 +5,21 @@
 >>> found = flow(network.record(images), model, targets, "lrp-epsilon-plus-flat", layer)
 >>> found.channels(range(64)).shape         # (64,K,B,H,W): all channels of a layer, as many at once as memory allows
 
-The sweep of a method stops at the layer. Its relevance there is multiplied with weights, and the same rules take each
-product on to the image. The rules are linear in the relevance, so the maps of parts that sum to the whole sum to the
+The sweep of a method stops at the layer. Its relevance there is divided into parts, and the same rules take each part
+on to the image. The rules are linear in the relevance, so the maps of parts that sum to the whole sum to the
 map of everything that flows through the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from classlens import chunks
-from classlens.core.capture import Tape, autocast_off, unwrap
+from classlens.core.capture import Tape, Value, autocast_off, unwrap
 from classlens.core.method_text import written
 from classlens.core.rules.propagate import Reached, Sweep, stopping_at
 from classlens.errors import MethodError
@@ -44,21 +44,23 @@ class Flow:
         """(B,C,*places): the activations of the layer."""
         return self.layer.as_map(self.layer.value.tensor)
 
-    def through(self, weights: Sequence[Tensor]) -> Tensor:
-        """(M,K,B,H,W): the map of each part; `weights` are shares of the relevance, each shaped to be multiplied."""
-        maps: Tensor = torch.cat(list(self._swept(weights))).unflatten(0, (len(weights), len(self.relevance)))
-        return maps
+    def through(self, parts: Sequence[Tensor]) -> Tensor:
+        """(M,B,H,W): the map of each part (B,C,*places) of the relevance, as many at once as memory allows."""
+        return torch.cat(list(self._swept(parts)))
 
     def channels(self, numbers: Sequence[int]) -> Tensor:
-        """(M,K,B,H,W): the map of the relevance through each of these channels."""
+        """(M,K,B,H,W): the map of the relevance through each of these channels, for each class."""
         count, places = self.relevance.shape[2], [1] * (self.relevance.dim() - 3)
-        return self.through([torch.eye(count)[n].reshape(count, *places).to(self.relevance) for n in numbers])
+        masks = (torch.eye(count)[n].reshape(count, *places).to(self.relevance) for n in numbers)
+        maps = self.through([one * mask for mask in masks for one in self.relevance])
+        by_class: Tensor = maps.unflatten(0, (len(numbers), len(self.relevance)))
+        return by_class
 
-    def _swept(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
-        for start in range(0, len(weights), self.at_once):
-            parts = torch.cat([self.relevance * weight for weight in weights[start : start + self.at_once]])
-            with onednn_errors(), autocast_off(parts.device):
-                yield self.onward(self.layer.restored(parts)).relevance.sum(2)
+    def _swept(self, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+        for start in range(0, len(parts), self.at_once):
+            some = torch.stack(list(parts[start : start + self.at_once]))
+            with onednn_errors(), autocast_off(some.device):
+                yield self.onward(self.layer.restored(some)).relevance.sum(2)
 
 
 def flow(
@@ -67,13 +69,32 @@ def flow(
     """The relevance of classes (B,K) at a feature map of a recorded forward pass."""
     chosen, options = followed(method)
     case = Case(unwrap(model), tape.image.tensor, tape, targets, multilabel=multilabel)
+    at_once = max(1, int(chunks.budget() // 2 // chunks.held(chosen, case)))
+    with onednn_errors(), torch.inference_mode(False), autocast_off(case.images.device):
+        found = _stopped(lambda: chosen.run(case, **options), layer.value)
+    return Flow(layer, layer.as_map(found.relevance), found.onward, at_once)
+
+
+def by_sign(found: Flow, layer: FeatureMap) -> Flow:
+    """The same relevance further down, where K is 2: what began as evidence for the class, and as evidence against it.
+
+    In the layers below, the two are added up in the same units, and the smaller one would be lost. For one class.
+    """
+    value = found.layer.restored(found.relevance)
+    parts = torch.cat([value.clamp(min=0), value.clamp(max=0)])
+    if layer.value is found.layer.value:
+        return replace(found, relevance=layer.as_map(parts))
+    with onednn_errors(), autocast_off(parts.device):
+        reached = _stopped(lambda: found.onward(parts), layer.value)
+    return Flow(layer, layer.as_map(reached.relevance), reached.onward, found.at_once)
+
+
+def _stopped(sweep: Callable[[], object], value: Value) -> Reached:
     try:
-        with onednn_errors(), torch.inference_mode(False), autocast_off(case.images.device), stopping_at(layer.value):
-            chosen.run(case, **options)
+        with stopping_at(value):
+            sweep()
     except Reached as reached:
-        one = chunks.held(chosen, case) * targets.shape[1]
-        at_once = max(1, int(chunks.budget() // 2 // one))
-        return Flow(layer, layer.as_map(reached.relevance), reached.onward, at_once)
+        return reached
     raise MethodError(
         "no relevance arrives at this layer: it is folded into the normalisation after it, or it is part of the head; "
         "name another layer"
