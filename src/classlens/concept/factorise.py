@@ -16,6 +16,7 @@ from torch import Tensor
 
 _ROUNDS = 200
 _SETTLED = 1e-5  # relative change of the error between rounds at which the solver stops
+_STILL = 1e-7  # the same of the amounts, where the directions are fixed
 
 
 def factorise(x: Tensor, count: int, rounds: int = _ROUNDS) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def amounts_of(x: Tensor, directions: Tensor, rounds: int = _ROUNDS) -> Tensor:
     for _ in range(rounds):
         before = u.clone()
         _improve(u, product, gram)
-        if (u - before).abs().sum() <= _SETTLED * u.sum():
+        if (u - before).abs().sum() <= _STILL * u.sum():
             break
     return u
 

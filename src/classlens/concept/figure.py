@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from classlens.concept.references import SHOWN
 from classlens.render.colours import RGB, legend, overlay, pixels_of
-from classlens.render.panels import QUIET, draw, foot
+from classlens.render.panels import QUIET, caption, draw, foot
 from classlens.render.words import percent, probability_text
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ def figure(found: Concepts) -> Figure:
         _row(page, found, one, left, y)
         y += _TILE + _GAP
     about = found.method, found.model, f"layer {found.layer}, {found.grid[0]} x {found.grid[1]}"
-    foot(page.fig, _carried(found), about, legend(True), ("against", "for"))
+    if found.picture is None:  # no map, so no colours to read
+        caption(page.fig, _carried(found), about)
+    else:
+        foot(page.fig, _carried(found), about, legend(True), ("against", "for"))
     return page.fig
 
 
@@ -105,7 +108,8 @@ def _headings(page: _Page, found: Concepts, left: float) -> None:
     if found.picture is not None:
         page.say(x, y, "where it is", bold=True, colour="black")
         x += _TILE + _GAP + 0.12
-    page.say(x, y, "where it gives most evidence in other pictures", bold=True, colour="black")
+    others = " in other pictures" if found.picture is not None else ""
+    page.say(x, y, f"where it gives most evidence{others}", bold=True, colour="black")
 
 
 def _row(page: _Page, found: Concepts, one: Concept, left: float, y: float) -> None:

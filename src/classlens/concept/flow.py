@@ -101,12 +101,18 @@ def _stopped(sweep: Callable[[], object], value: Value) -> Reached:
     )
 
 
+def can_follow(method: str) -> bool:
+    """Whether the rules of a method are linear in the relevance, so that it can be followed in parts."""
+    chosen, options = resolve(method)
+    needed = chosen.linear
+    return needed is not None and all(options.get(name) == value for name, value in needed.items())
+
+
 def followed(method: str) -> tuple[Method, dict[str, object]]:
     """A method by name, if its relevance can be followed in parts."""
     chosen, options = resolve(method)
     check_options(chosen, options)
-    needed = chosen.linear
-    if needed is None or any(options.get(name) != value for name, value in needed.items()):
+    if not can_follow(method):
         able = ", ".join(written(name, one.linear) for name, one in METHODS.items() if one.linear is not None)
         raise MethodError(f"the relevance of {method} cannot be followed in parts; choose one of {able}")
     return chosen, options

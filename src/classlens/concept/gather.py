@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from classlens.concept.flow import Flow, by_sign, flow
+from classlens.concept.layers import COARSE, candidates
 from classlens.core.capture import Tape, folded
 from classlens.data.labels import label_index
 from classlens.data.layouts import Dataset, Item, data_hash
@@ -37,8 +38,6 @@ from classlens.progress import Progress
 FORMAT = 1  # of the files of an index: a new number where their contents change
 LEAST = 6  # pictures of the class: fewer would give concepts of single pictures
 _CHUNK = 16  # pictures of a file of the index
-_GRIDS = 2  # resolutions at which concepts are looked for: the coarsest
-_COARSE = 8  # they are at least so many times smaller than the image: finer maps hold edges, not parts of things
 
 
 @dataclass
@@ -86,29 +85,13 @@ class Subject:
             raise MethodError("concepts are found in images; this network reads volumes")
         if self.layer is not None:
             return {self.layer: named_map(tape, self.layer)}
-        found = _candidates(tape)
+        found = candidates(tape)
         if not found:
             raise MethodError(
-                f"the network has no feature map {_COARSE} times smaller than the image that all of its evidence "
+                f"the network has no feature map {COARSE} times smaller than the image that all of its evidence "
                 "passes through; name a layer"
             )
         return {tape.producer[cut.value].module or f"map {number}": cut for number, cut in enumerate(found)}
-
-
-def _candidates(tape: Tape) -> list[FeatureMap]:
-    """At each of the coarsest resolutions the deepest map, and the deepest with at most half of its channels.
-
-    Where blocks widen their input and narrow it again, the narrow maps between blocks hold what the wide ones repeat.
-    """
-    by_grid: dict[tuple[int, ...], list[FeatureMap]] = {}
-    for cut in spatial_cuts(folded(tape)):
-        channels, *grid = cut.as_map(cut.value.tensor).shape[1:]
-        if any(_COARSE * own > side for own, side in zip(grid, tape.image.shape[2:], strict=True)):
-            continue
-        chosen = by_grid.setdefault(tuple(grid), [])
-        if not chosen or (len(chosen) == 1 and 2 * channels <= chosen[0].as_map(chosen[0].value.tensor).shape[1]):
-            chosen.append(cut)
-    return [cut for chosen in list(by_grid.values())[:_GRIDS] for cut in chosen]
 
 
 @dataclass(frozen=True, eq=False)
