@@ -39,7 +39,7 @@ def test_known_parts_are_found_again() -> None:
 def test_amounts_are_the_least_squares() -> None:
     x, w = _random(20, 12, rank=6), _random(4, 12, rank=4, seed=1)
     slow = np.stack([nnls(w.T.numpy(), row.numpy())[0] for row in x])
-    np.testing.assert_allclose(amounts_of(x, w, rounds=5000).numpy(), slow, atol=1e-4 * slow.max())
+    np.testing.assert_allclose(amounts_of(x, w, rounds=5000).numpy(), slow, atol=5e-4 * slow.max())
 
 
 def test_more_directions_than_the_rows_hold() -> None:

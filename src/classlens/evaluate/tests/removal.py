@@ -17,13 +17,13 @@ from torch import Tensor
 
 from classlens.concept.flow import can_follow, flow
 from classlens.concept.layers import candidates
-from classlens.errors import MethodError
+from classlens.core.capture import Tape, folded
 from classlens.evaluate.metrics import Metric, lists, mean
 from classlens.evaluate.panels import Panel
 from classlens.evaluate.registry import Config, Test, Values, register
 from classlens.evaluate.scene import Explained, Scene, number
 from classlens.evaluate.stats import Floats
-from classlens.methods.featuremaps import FeatureMap
+from classlens.methods.featuremaps import FeatureMap, spatial_cuts
 from classlens.methods.tail import Tail
 
 if TYPE_CHECKING:
@@ -65,22 +65,30 @@ def strengths(scene: Scene, layer: FeatureMap, config: Config) -> dict[str, Tens
     }
 
 
-def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
-    layers = candidates(scene.tape)
-    if not layers:
-        raise MethodError("the network has no spatial feature map that all of its evidence passes through")
-    layer = layers[-1]
+def layer_of(tape: Tape) -> FeatureMap | None:
+    """The finest layer with concepts; in a network without coarse maps the deepest map; None without any."""
+    found = candidates(tape)[-1:] or spatial_cuts(folded(tape))[:1]
+    return found[0] if found else None
+
+
+def curves(scene: Scene, layer: FeatureMap, config: Config, method: str) -> dict[str, Tensor]:
+    """The curve of each order; a method whose relevance cannot be followed has none."""
     tail = Tail.after(scene.tape, layer.value, "channels cannot be removed from this layer")
-    targets = scene.predicted[:, None].to(scene.tape.logits.device)
     orders = strengths(scene, layer, config)
-    if can_follow(found.method):
-        relevance = flow(scene.tape, scene.network.module, targets, found.method, layer).relevance[0]
-        orders["relevance"] = relevance.sum((2, 3))
+    if can_follow(method):
+        targets = scene.predicted[:, None].to(scene.tape.logits.device)
+        relevance = flow(scene.tape, scene.network.module, targets, method, layer, scene.network.loaded.multilabel)
+        orders["relevance"] = relevance.relevance[0].sum((2, 3))
     with scene.watch("further forward"):
-        curves = {name: curve(tail, layer, strength, scene.predicted) for name, strength in orders.items()}
+        return {name: curve(tail, layer, strength, scene.predicted) for name, strength in orders.items()}
+
+
+def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
+    layer = layer_of(scene.tape)
+    measured = {} if layer is None else curves(scene, layer, config, found.method)
     nothing = torch.full((len(scene.rows), 1 + len(FRACTIONS)), torch.nan)
     return [
-        {"explained": explained} | {name: curves.get(name, nothing)[row].tolist() for name in ORDERS}
+        {"explained": explained} | {name: measured.get(name, nothing)[row].tolist() for name in ORDERS}
         for row, explained in enumerate(found.explained("predicted"))
     ]
 
@@ -129,7 +137,8 @@ register(
             "Area under the probability of the predicted class while up to half of a layer's channels are removed, "
             "those with most relevance first, in % of the clean probability; lower is better. Then how much larger the "
             "area is if they are removed by activation, by gradient, by the product of both, or at random; above 0, "
-            "relevance finds the channels sooner. Methods whose relevance cannot be followed have no values."
+            "relevance finds the channels sooner. Methods whose relevance cannot be followed have no values, nor have "
+            "networks without feature maps."
         ),
         needs=frozenset({"classes"}),
         constants={"fractions": FRACTIONS},
