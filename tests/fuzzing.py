@@ -112,7 +112,10 @@ def _flat(t: Tensor) -> np.ndarray:
 # The published equations share a sum by a / (a + b), which has no bound: in float32, rounding decides their maps.
 PUBLISHED = {"agf-paper", "agf-release"}
 INDEPENDENT = {"gradient", "gradient-x-input", "integrated-gradients", "lrp", "lrp-ab"}
-OPTIONS: dict[str, dict[str, Any]] = QUICK | {"legrad": {"last": 0}}
+# attnlrp has one gamma for convolutions and another for linear layers: a 1x1 convolution that is written as a linear
+# layer is another network to it.
+ONE_GAMMA = {"conv_gamma": 0.1, "linear_gamma": 0.1}
+OPTIONS: dict[str, dict[str, Any]] = QUICK | {"legrad": {"last": 0}, "attnlrp": ONE_GAMMA}
 DRAWN = {name for name in QUICK if name != "integrated-gradients"}
 
 

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Picker, Tape, footprint, plain_logits, record, record_logits
 from classlens.errors import ModelError, TargetError
-from classlens.machine import check_memory, memory
+from classlens.machine import MUCH_MEMORY, check_memory, memory
 from classlens.methods import Balance, Case, LayerTrace, Method, Result
 from classlens.progress import ticker
 
-CHECKED = 2**28  # bytes: for less, nobody looks how much memory is free
 MOST = 8 * 2**30  # bytes: more is no faster
 TOLERANCE = 1e-3  # between the logits of a batch and of its parts, relative; convolutions round differently
 _AT_ONCE = 8  # images that methods send through the network together
@@ -60,7 +59,7 @@ def run(chosen: Method, case: Case, options: Mapping[str, Any], whole: bool) -> 
 
 def _by_classes(chosen: Method, case: Case, options: Mapping[str, Any]) -> Result:
     one = held(chosen, case)
-    if case.images.device.type == "cpu" and one > CHECKED:
+    if case.images.device.type == "cpu" and one > MUCH_MEMORY:
         size = " x ".join(map(str, case.images.shape))
         check_memory(one, f"{chosen.name} with input of {size}")
     at_once = max(1, int(budget() // 2 // one))

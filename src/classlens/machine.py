@@ -21,6 +21,7 @@ from typing import Any
 from classlens.errors import MachineError
 
 VARIABLE, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
+MUCH_MEMORY = 2**28  # bytes: for less, it is not worth the time to check free memory or to give any back
 _USUAL = 16 * 2**30  # memory of a machine that does not say
 _REFUSED = re.compile(r"could not create a primitive(?! descriptor)")
 

@@ -196,8 +196,7 @@ def test_a_missing_library_says_what_to_install(library: str, monkeypatch: pytes
     for importer in ("import_torchvision", "import_timm"):  # as they are without what they remember
         monkeypatch.setattr(_torchvision, importer, getattr(_torchvision, importer).__wrapped__)
     monkeypatch.setattr(sources, f"import_{library}", getattr(_torchvision, f"import_{library}"))
-    if library == "timm":
-        monkeypatch.setattr(_torchvision, "import_torchvision", lambda: None)
+    monkeypatch.setattr(_torchvision, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=rf"{library} is not installed: pip install 'classlens\[{library}\]'"):
         load(f"{library}:resnet18")
 

@@ -11,6 +11,19 @@ from classlens.models._torchvision import import_torchvision
 from quick import QUICK
 
 
+@pytest.mark.parametrize("method", ["agf", "lrp", "gradcam"])
+@pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s", "s3d"])
+def test_networks_of_one_size_only(name: str, method: str) -> None:
+    """These need 16 frames of 224 pixels."""
+    torch.manual_seed(0)
+    model, clip = import_torchvision().models.get_model(name, weights=None).eval(), torch.randn(1, 3, 16, 224, 224)
+    e = classlens.explain(model, clip, 1, method)
+    assert e.maps.shape == (1, 1, 16, 224, 224)
+    assert e.maps.isfinite().all()
+    assert e.maps.abs().max() > 0 or any("0 everywhere" in note for note in e.report.notes)
+    assert method == "gradcam" or e.report.conservation.abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("name", ["r3d_18", "swin3d_t"])
 def test_a_map_for_each_frame_or_one_line(name: str, method: str) -> None:

@@ -6,6 +6,7 @@ Each check raises the error that the library would raise later, so nothing is de
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -75,5 +76,9 @@ def check_out(path: Path, folder: bool = True) -> None:
     place = next(p for p in (inside, *inside.absolute().parents) if p.exists())
     if not place.is_dir():
         raise ClasslensError(f"--out {path} cannot be written: {place} is a file; choose another folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ClasslensError(f"--out {path} cannot be written: no permission in {place}; choose another folder")
+    try:
+        with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell of read-only or special file systems
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ClasslensError(f"--out {path} cannot be written: {why} in {place}; choose another folder") from None

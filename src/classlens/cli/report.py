@@ -21,6 +21,8 @@ def report(
     data: Annotated[
         str,
         typer.Option(
+            "--data",
+            "-d",
             metavar="DIR",
             help="A folder of images, a folder for each class, VOC, Oxford pets, images/ + masks/. "
             "The layout is detected. To set it, write `pets:DIR`.",

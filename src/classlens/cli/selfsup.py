@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from classlens.cli.bar import Bar
+from classlens.cli.early import check_method, check_methods, check_out, check_pictures
 from classlens.cli.explain import folders_for
 from classlens.cli.flags import add_command
 from classlens.cli.options import (
@@ -105,7 +106,8 @@ def bank(
         str, typer.Argument(metavar="IMAGES", help="A folder of images, or a data set that `evaluate` knows.")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="BANK", help="The folder of the bank; rerun the same command to resume.")
+        Path,
+        typer.Option("--out", "-o", metavar="BANK", help="The folder of the bank; rerun the same command to resume."),
     ],
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
@@ -124,6 +126,7 @@ def bank(
 
     Rerun the same command to resume, even after a kill.
     """
+    check_out(out)
     set_threads(threads)
     from classlens.selfsup import build_bank
 
@@ -145,7 +148,7 @@ def explain(
     bank: BankFolder,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
-    method: Annotated[str, typer.Option(help="The method; `classlens methods` lists them.")] = "agf",
+    method: Annotated[str, typer.Option("--method", "-M", help="The method; `classlens methods` lists them.")] = "agf",
     mode: Annotated[
         Mode, typer.Option(help="The head reads the difference from the neighbour, the sum, or only the image.")
     ] = Mode.difference,
@@ -163,7 +166,9 @@ def explain(
     head: Head = None,
     device: Device = "auto",
     threads: Threads = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; each image gets a subfolder.")] = Path("out"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder; each image gets a subfolder.")
+    ] = Path("out"),
     json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show what distinguishes an image from its nearest neighbour.
@@ -174,6 +179,9 @@ def explain(
     Writes OUT/photo/neighbours.png (image, neighbour, map without and with the neighbour), overlays, maps.npz and
     report.json.
     """
+    check_pictures(images)
+    check_method(method)
+    check_out(out)
     set_threads(threads)
     from classlens import selfsup as library
     from classlens.progress import reporting
@@ -219,8 +227,11 @@ def _show(done: list[dict[str, Any]]) -> None:
 
 def evaluate(
     test: str,
-    data: Annotated[str, typer.Option(metavar="DIR", help="A data set, as for `classlens evaluate`.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
+    data: Annotated[str, typer.Option("--data", "-d", metavar="DIR", help="A data set, as for `classlens evaluate`.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     bank: Annotated[
         Path | None,
         typer.Option(
@@ -231,7 +242,7 @@ def evaluate(
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     methods: Annotated[
-        str, typer.Option(help="Method names, separated by commas; `classlens methods` lists them.")
+        str, typer.Option("--methods", "-M", help="Method names, separated by commas; `classlens methods` lists them.")
     ] = "agf,rap",
     modes: Annotated[str, typer.Option(help="Modes, separated by commas.")] = "difference,sum,none",
     explain: Annotated[
@@ -260,6 +271,8 @@ def evaluate(
     `planted` pastes a disc from another image into each image; the neighbour is the original image. Rerun the same
     command to resume, even after a kill. Writes RUN/table.md, table.csv, rows and a manifest.
     """
+    check_methods(methods)
+    check_out(out)
     set_threads(threads)
     from classlens.evaluate import options_of_tests
     from classlens.methods import split_names

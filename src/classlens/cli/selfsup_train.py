@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from classlens.cli.bar import Bar
+from classlens.cli.early import check_methods, check_out
 from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
 
 if TYPE_CHECKING:
@@ -48,12 +49,17 @@ def train(
     data: Annotated[
         list[str],
         typer.Option(
+            "--data",
+            "-d",
             metavar="DIR",
             help="Images, in any layout that `evaluate` knows; can be repeated. Labels are not used for training; if "
             "folders are classes, they are used to score the clusters.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     network: Annotated[
         Network | None,
         typer.Option(help="The network, for 96 or 32 px.  [default: alexnet-96 for rotnet, else resnet-32]"),
@@ -88,6 +94,7 @@ def train(
     Rerun the same command to resume, even after a kill; the final weights are the same. Writes RUN/card.json,
     model.safetensors, metrics.csv and metrics.png. Every command accepts RUN as --model.
     """
+    check_out(out)
     set_threads(threads)
     from classlens.models.loading import pick_device
     from classlens.selfsup.recipes import Choices
@@ -125,10 +132,16 @@ def _say_trained(trained: Trained) -> None:
 
 def probe(
     model: Annotated[
-        str, typer.Option(help="The network: a folder of `selfsup train`, or any name that `load` accepts.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="The network: a folder of `selfsup train`, or any name that `load` accepts.",
+        ),
     ],
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Labelled images.")],
-    out: Annotated[Path, typer.Option(metavar="PROBES", help="The folder of the probes.")],
+    data: Annotated[Path, typer.Option("--data", "-d", metavar="DIR", help="Labelled images.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PROBES", help="The folder of the probes.")],
     layout: Annotated[
         Layout,
         typer.Option(
@@ -150,7 +163,9 @@ def probe(
     masks: Annotated[
         str | None, typer.Option(metavar="DIR|none", help="Masks to score maps with.  [default: those of --data]")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas; the first is drawn.")] = "agf",
+    methods: Annotated[
+        str, typer.Option("--methods", "-M", help="Methods, separated by commas; the first is drawn.")
+    ] = "agf",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use at most N images with masks (a deterministic subset).")
     ] = None,
@@ -167,6 +182,8 @@ def probe(
     are cached in PROBES; rerun the same command to resume. Writes probes.csv, segmentation.csv, layers.png, maps.png
     and a weight file for each probe.
     """
+    check_methods(methods)
+    check_out(out)
     set_threads(threads)
     from classlens.files import write_text
     from classlens.methods import split_names

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from classlens.cli.bar import Bar
+from classlens.cli.early import check_out
 from classlens.cli.options import Device, Layout, Seed, Threads, set_threads
 from classlens.cli.plain import App
 
@@ -33,8 +34,11 @@ def _train() -> None:
 
 @train.command(no_args_is_help=True)
 def multilabel(
-    folder: Annotated[Path, typer.Option("--data", metavar="DIR", help="The pictures.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The folder of the run; rerun the same command to resume.")],
+    folder: Annotated[Path, typer.Option("--data", "-d", metavar="DIR", help="The pictures.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="RUN", help="The folder of the run; rerun the same command to resume."),
+    ],
     layout: Annotated[
         Layout,
         typer.Option(
@@ -77,6 +81,7 @@ def multilabel(
     it. Rerun the same command to resume, even after a kill; the final numbers are the same. Writes RUN/card.json and
     model.safetensors (the best epoch), metrics.csv and metrics.png. Every command accepts RUN as --model.
     """
+    check_out(out)
     set_threads(threads)
     from classlens.models.loading import pick_device
     from classlens.training import Choices, Recipe, train_multilabel
@@ -125,8 +130,10 @@ def _data() -> None:
 
 @data.command(no_args_is_help=True)
 def compose(
-    pets: Annotated[Path, typer.Option("--data", metavar="DIR", help="Oxford-IIIT Pet: images, annotations/trimaps.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the scenes.")],
+    pets: Annotated[
+        Path, typer.Option("--data", "-d", metavar="DIR", help="Oxford-IIIT Pet: images, annotations/trimaps.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="A new folder for the scenes.")],
     train_scenes: Annotated[int, typer.Option("--train", min=1, help="Number of training scenes.")] = 600,
     val_scenes: Annotated[
         int, typer.Option("--val", min=1, help="Number of validation scenes, with other animals.")
@@ -143,6 +150,7 @@ def compose(
     The animals differ in scale and may overlap; the one in front covers the other. The folder has the VOC layout, with
     the breeds in labels.txt. The same seed gives the same files.
     """
+    check_out(out)
     from classlens.data.scenes import compose_scenes
 
     with Bar() as bar:

@@ -44,7 +44,8 @@ def import_torchvision() -> ModuleType:
 @cache
 def import_timm() -> ModuleType:
     """Import timm, which imports torchvision and needs the same workaround."""
-    import_torchvision()
+    if find_spec("timm"):  # without it, timm itself is what to install
+        import_torchvision()
     return _import("timm")
 
 

@@ -100,8 +100,8 @@ def test_scale_and_offset() -> None:
 @pytest.mark.parametrize("where", ["recording", "sweeping"])
 def test_a_line_before_memory_runs_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Net(), torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    monkeypatch.setattr(recorder, "CHECKED", 0 if where == "recording" else 2**40)
-    monkeypatch.setattr("classlens.chunks.CHECKED", 0)
+    monkeypatch.setattr(recorder, "MUCH_MEMORY", 0 if where == "recording" else 2**40)
+    monkeypatch.setattr("classlens.chunks.MUCH_MEMORY", 0)
     monkeypatch.setattr(machine, "free_memory", lambda: 2**17)
     with pytest.raises(MachineError, match=r"1 x 3 x 64 x 64 needs about .* GB more.*0.000122 GB are free") as caught:
         classlens.explain(model, x, 1, "agf")

@@ -200,6 +200,35 @@ def test_random_models_are_refused() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+class Rounding(nn.Module):
+    """Adds `error` to its output where a gradient is needed, as another kernel would."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self.layer, self.error = nn.Linear(3, 2), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x.mean((2, 3)))
+        return y + self.error if x.requires_grad else y
+
+
+def test_a_kernel_that_rounds_differently_is_not_random() -> None:
+    images = torch.rand(1, 3, 4, 4)
+    record(Rounding(1e-7), images)
+    with pytest.raises(CaptureError, match=r"two forward passes of the model differ by 1\.0e-03"):
+        record(Rounding(1e-3), images)
+
+
+def test_a_model_whose_noise_is_small_is_random() -> None:
+    class Noisy(Rounding):
+        def forward(self, x: Tensor) -> Tensor:
+            self.error += 2e-7
+            return super().forward(x) + self.error
+
+    with pytest.raises(CaptureError, match="it is random or keeps state"):
+        record(Noisy(0.0), torch.rand(1, 3, 4, 4))
+
+
 def test_leaving_torch_is_refused() -> None:
     model = Tricky(lambda x: torch.from_numpy(x.detach().numpy()) + x.mean()).eval()
     with pytest.raises(CaptureError, match=r"takes a tensor out of torch \(numpy\)"):

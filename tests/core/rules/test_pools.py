@@ -96,7 +96,8 @@ def test_a_pool_that_is_called_with_its_size_alone() -> None:
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool3d(2), nn.MaxPool3d((1, 2, 2)), nn.MaxPool3d(3, 2, 1),
              nn.MaxPool3d((2, 3, 2), 2, ceil_mode=True),
-             nn.MaxPool3d(2, (1, 2, 3), 1, dilation=(1, 2, 1), ceil_mode=True)], ids=str,
+             nn.MaxPool3d(2, (1, 2, 3), 1, dilation=(1, 2, 1), ceil_mode=True),
+             nn.MaxPool3d((5, 3, 3), 1, (2, 1, 1))], ids=str,  # larger than the volume, with its padding
 )  # fmt: skip
 def test_so_do_the_windows_of_a_volume(pool: nn.MaxPool3d) -> None:
     torch.manual_seed(0)

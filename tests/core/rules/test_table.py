@@ -289,3 +289,9 @@ def test_an_input_that_is_all_but_off_does_not_blow_up() -> None:
         found = classlens.explain(Nearly().eval(), torch.tensor([[[[-90.0, -88.0]]]]), [[0, 1]], method)
         assert torch.isfinite(found.maps).all()
         assert (found.report.conservation < 1e-5).all()
+
+
+def test_whole_numbers_are_decisions_and_get_no_share() -> None:
+    """x - floor(x), with the place as an integer: the distance from a place is about x, not about the place."""
+    found = back(lambda x: x * 1.0 - x.int(), X, torch.full((1, 1, 1, 2, 2), 5.0))
+    assert torch.equal(found.flatten(), torch.full((4,), 5.0))

@@ -128,7 +128,7 @@ def _followed(tape: Tape, numbering: Numbering, finish: Callable[[Tensor], Tenso
             if all(index is None for index in known) and not (numbering.restarts and node.op in _POOLS):
                 continue
             for value, index in zip(node.outputs, _through(node, known, tape, numbering), strict=True):
-                if index is not None and _fits(index.shape, value.shape):
+                if index is not None and index.numel() and _fits(index.shape, value.shape):
                     found[value] = finish(index) if node.op in _MOVES else index
     return found
 

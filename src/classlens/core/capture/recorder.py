@@ -24,9 +24,8 @@ from classlens.core.capture.modes import instead_of, is_overruled
 from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.errors import CaptureError
-from classlens.machine import check_memory
+from classlens.machine import MUCH_MEMORY, check_memory
 
-CHECKED = 2**28  # bytes: free memory is checked each time that so much was recorded
 LARGE = 4 * 2**20  # bytes: a smaller output of a layer is kept, because running the layer again takes longer
 LOW = frozenset((torch.float16, torch.bfloat16))
 _NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which torch returns no gradient, with a warning
@@ -83,7 +82,7 @@ class Recorder(TorchFunctionMode):
             return
         self.input = self.input or tensor.shape
         self.kept_bytes, self.largest = self.kept_bytes + tensor.nbytes, max(self.largest, tensor.nbytes)
-        if self.kept_bytes >= self.checked + CHECKED:
+        if self.kept_bytes >= self.checked + MUCH_MEMORY:
             self.checked = self.kept_bytes
             size = " x ".join(map(str, self.input))
             check_memory(8 * self.largest, f"after {self._module() or 'a part of the model'}, input of {size}")

@@ -86,13 +86,14 @@ class Windows:
 
     def mean(self, x: Tensor) -> Tensor:
         """The sum over each window of x (..., *places), up to a factor for each window, which cancels in a share."""
-        if max(self.dilation) > 1:
-            return self._dilated_sum(x)
-        average: Tensor = _AVERAGE[len(self.kernel)](x, self.kernel, self.stride, self.padding, self.ceil_mode)
+        n = len(self.kernel)
+        if max(self.dilation) > 1 or any(size < k for size, k in zip(x.shape[-n:], self.kernel, strict=True)):
+            return self._by_convolution(x)
+        average: Tensor = _AVERAGE[n](x, self.kernel, self.stride, self.padding, self.ceil_mode)
         return average
 
-    def _dilated_sum(self, x: Tensor) -> Tensor:
-        """torch cannot average dilated windows; a convolution with ones can."""
+    def _by_convolution(self, x: Tensor) -> Tensor:
+        """torch cannot average windows that are dilated, or larger than a volume; a convolution with ones can."""
         n = len(self.kernel)
         before, after = zip(*(self._pads(size, axis) for axis, size in enumerate(x.shape[-n:])), strict=True)
         maps = F.pad(x, pad_sizes(before, after)).flatten(0, -n - 1)[:, None]

@@ -16,7 +16,7 @@ from classlens.core.capture import Axis, Node, Tape, Value, image_index
 from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants, Kind, of_kind
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
-from classlens.machine import give_back_memory
+from classlens.machine import MUCH_MEMORY, give_back_memory
 
 # A rule gets a node and the relevance (K, *shape) of its output; for an operation with several outputs, a tuple
 # of them with None where nothing arrived. It returns one share for each live input of the node.
@@ -27,7 +27,6 @@ Watch = Callable[[Node, Sequence[Tensor | None], Shares], None]  # sees each ste
 RULES: dict[str, Rule] = {}
 MULTI_OUTPUT: set[str] = set(SEVERAL_OUTPUTS)
 ABSORBING: set[str] = set()  # operations whose rule keeps relevance on purpose
-_MUCH = 2**28  # bytes: returning less to the system is not worth the time
 # Operations whose rule multiplies relevance with a matrix.
 _PRODUCTS = of_kind(Kind.LINEAR, Kind.PRODUCT, Kind.ADDED_PRODUCT, Kind.ATTENTION) - {"mul", "addcmul"}
 
@@ -250,7 +249,7 @@ def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Call
                     gradients.pop(value, None)
             if last.outputs == node.outputs:
                 break
-        if freed >= _MUCH:
+        if freed >= MUCH_MEMORY:
             give_back_memory()
             freed = 0
 

@@ -75,10 +75,12 @@ def passed(node: Node, relevance: Tensor) -> Shares:
 def added(node: Node, relevance: Tensor) -> Shares:
     """R_a = |a| / (|a| + |b|) R, and b gets the rest. A constant summand is a bias and gets no share.
 
-    `torch.add(a, b, alpha=2)` is a + 2 b: b counts twice.
+    `torch.add(a, b, alpha=2)` is a + 2 b: b counts twice. Whole numbers, such as places, are decisions of the network
+    and constants too.
     """
-    if len(node.inputs) == 1:
-        return [unbroadcast(relevance, node.inputs[0].shape)]
+    signals = [value for value in node.inputs if value.tensor.is_floating_point()]
+    if len(signals) == 1:
+        return only(node, signals[0], unbroadcast(relevance, signals[0].shape))
     a, b = (magnitude(v.tensor) for v in node.inputs)
     if node.kwargs.get("alpha", 1) != 1:
         (a if node.op == "rsub" else b).mul_(abs(node.kwargs["alpha"]))
