@@ -37,6 +37,7 @@ def interval(found: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
 
 
 def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--method", default="lrp-epsilon-plus-flat")
@@ -47,7 +48,7 @@ def main() -> None:
     for axis, run in zip(figure.subplots(1, len(given.runs), sharey=True, squeeze=False)[0], given.runs, strict=True):
         for order, colour in zip(ORDERS, COLOURS, strict=True):
             found = curves(run, given.method, order)
-            axis.plot(x, found.mean(0), color=colour, lw=2, label=f"by {order}" if order not in WORDS else WORDS[order])
+            axis.plot(x, found.mean(0), color=colour, lw=2, label=WORDS.get(order, f"by {order}"))
             axis.fill_between(x, *interval(found), color=colour, alpha=0.15, lw=0)
         axis.set_title(f"{run.name} ({len(found)} images)", loc="left", fontsize=11)
         axis.set_xlabel("channels removed, %")

@@ -189,7 +189,6 @@ def propagate(
     ledger.axes = ledger.axes or (image_index(tape) if ledger.images > 1 else {})
     peak = smallest_peak(start.values())
     pending: dict[Value, list[Tensor]] = {value: [relevance] for value, relevance in start.items()}
-    stop = _stop.get()
 
     def settle(value: Value) -> Tensor | None:
         shares = pending.pop(value, None)
@@ -198,10 +197,7 @@ def propagate(
     with torch.no_grad():
         for node in reversed(tape.nodes):
             arrived = [settle(value) for value in node.outputs]
-            if stop is not None and stop in node.outputs:
-                there = arrived[node.outputs.index(stop)]
-                there = _nothing(start, stop) if there is None else there
-                raise Reached(there, lambda parts: propagate(tape, {stop: parts}, choose, merge, ledger.emptied()))
+            _stop_at(node, arrived, start, lambda parts: propagate(tape, parts, choose, merge, ledger.emptied()))
             if all(relevance is None for relevance in arrived):
                 continue
             ledger.node = node
@@ -216,11 +212,21 @@ def propagate(
                 pending.setdefault(value, []).append(share)
             if done is not None:
                 done(node)
-        relevance = settle(tape.image)
-    if relevance is None:
-        relevance = _nothing(start, tape.image)
+        arriving = settle(tape.image)
+    relevance = _nothing(start, tape.image) if arriving is None else arriving
     absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
     return Sweep(relevance, absorbed)
+
+
+def _stop_at(
+    node: Node, arrived: Sequence[Tensor | None], start: Mapping[Value, Tensor],
+    onward: Callable[[Mapping[Value, Tensor]], Sweep],
+) -> None:  # fmt: skip
+    """Raise `Reached` if the node makes the value of `stopping_at`."""
+    stop = _stop.get()
+    if stop is not None and stop in node.outputs:
+        there = arrived[node.outputs.index(stop)]
+        raise Reached(_nothing(start, stop) if there is None else there, lambda parts: onward({stop: parts}))
 
 
 def _nothing(start: Mapping[Value, Tensor], value: Value) -> Tensor:
