@@ -26,6 +26,7 @@ from classlens.errors import MethodError, ModelError
 from classlens.explanation import pictures_of, prepare
 from classlens.files import text_hash, write_bytes, write_json
 from classlens.models.loaded import LoadedModel, described
+from classlens.models.network import short_name
 from classlens.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def _packed(subject: Subject, gathered: Gathered, basis: _Basis, found: Sequence
     return Concepts(
         target=subject.target,
         label=labels[subject.target] if labels else f"class {subject.target}",
-        model=subject.model.name,
+        model=short_name(subject.model.name),
         method=subject.method,
         layer=basis.choice.layer,
         grid=(relevance.shape[3], relevance.shape[4]),
