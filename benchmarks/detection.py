@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rows import append, rows_of, table
 from safetensors.torch import load_file
 from skimage.measure import label, regionprops
 from torch import Tensor, nn
@@ -32,7 +33,6 @@ import classlens
 from classlens.core.targets.candidates import overlap
 from classlens.data.layouts import Dataset, Item, open_dataset
 from classlens.data.masks import IGNORE
-from classlens.evaluate.stats import estimate, ratio
 from classlens.models import Preprocess
 from classlens.models._torchvision import import_torchvision
 
@@ -44,6 +44,7 @@ COCO = {
     "potted plant": 58, "dining table": 60, "tv": 62,
 }  # fmt: skip
 LEVELS = {"0": "model.15", "1": "model.18", "2": "model.21"}  # the levels of the feature pyramid, by head
+COLUMNS = {"share": "evidence on the object", "hit": "maximum on it", "other": "same class: on the other"}
 SMALLEST = 0.01  # of the picture: an object's area
 
 
@@ -245,7 +246,10 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     done = {(row["picture"], row["method"]) for row in rows_of(options.out)}
     pictures = scenes(data, model, options.size, options.out.with_suffix(".scenes.json"))[: options.pictures]
     for item in pictures:
-        missing = {name: of for name, of in methods(options.masks).items() if (item.name, name) not in done}
+        asked = {
+            name: of for name, of in methods(options.masks).items() if not options.methods or name in options.methods
+        }
+        missing = {name: of for name, of in asked.items() if (item.name, name) not in done}
         if not missing:
             continue
         x, mask = frame(options.size)(data.picture(item))[None], framed_mask(data, item, options.size)
@@ -258,30 +262,6 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield row | scored(evidence, one.mask, others, mask == IGNORE)
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The rows that are there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, with 95 % intervals over pictures."""
-    names = list(dict.fromkeys(row["method"] for row in rows))
-    lines = ["| method | objects | evidence on the object | maximum on it | same class: on the other | empty maps |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for name in names:
-        mine = [row for row in rows if row["method"] == name]
-        groups = np.array([row["picture"] for row in mine])
-        cells = [f"{len(mine)} in {len(set(groups))} pictures"]
-        for column in ("share", "hit", "other"):
-            values = np.array([row[column] for row in mine], float)
-            there = ~np.isnan(values)
-            found = estimate(np.stack([np.where(there, values, 0), there], 1), ratio, groups)
-            count = f" (n {there.sum()})" if column == "other" else ""
-            cells.append(f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]{count}")
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {sum(row['empty'] for row in mine):.0f} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="VOC, with masks")
@@ -290,17 +270,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=416, help="the edge of the input, a multiple of 32")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--masks", type=int, default=500, help="of D-RISE")
+    parser.add_argument("--methods", nargs="*", help="names as in the table; by default all")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
     options = parser.parse_args()
     if options.table:
-        print(table(rows_of(options.out)))
+        print(table(rows_of(options.out), COLUMNS, "objects", "empty maps"))
         return
     torch.set_num_threads(1)
-    with options.out.open("a") as file:
-        for row in measure(options):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(row, file=sys.stderr)
+    append(options.out, measure(options))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ TESTS = Path(__file__).parents[1]
 class Server:
     """`classlens serve` in a process of its own."""
 
-    def __init__(self, folder: Path, model: str = "app.small:loaded") -> None:
+    def __init__(self, folder: Path, *models: str) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "classlens", "serve", "--port", "0", "--model", model]
+        command = [sys.executable, "-m", "classlens", "serve", "--port", "0"]
+        command += [part for model in models or ("app.small:loaded",) for part in ("--model", model)]
         where = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, cwd=TESTS, env=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

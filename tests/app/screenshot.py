@@ -1,6 +1,8 @@
 """The pictures of the page in the docs (needs chromium): page.jpg, and a strip of screens on a desk and on a phone.
 
 PYTHONPATH=tests python tests/app/screenshot.py docs/images
+PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-boxes.jpg DETECTOR "class=0"
+PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-pixel.jpg SEGMENTER "class=8&at=70,60"
 """
 
 import io
@@ -47,6 +49,19 @@ def side_by_side(pictures: list[Image.Image]) -> Image.Image:
     return strip
 
 
+def asked(file: Path, model: str, view: str) -> None:
+    """The page of another kind of network, on a desk and on a phone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        server, browser = Server(Path(scratch), model), open_browser(scratch)
+        try:
+            address = f"{server.address}/#sample=cat+and+espresso&{view}"
+            strip = [screen(browser, address, size, "one", 1) for size in (DESK, PHONE)]
+        finally:
+            browser.quit()
+            server.stop()
+    side_by_side(strip).save(file, quality=82, optimize=True)
+
+
 def main(folder: Path) -> None:
     """Take them all."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -63,4 +78,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        asked(Path(sys.argv[1]), *sys.argv[2:])
+    else:
+        main(Path(sys.argv[1]))

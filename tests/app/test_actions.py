@@ -105,24 +105,24 @@ def test_samples_are_pictures_and_only_these_can_be_picked(studio):
 def test_the_likeliest_classes_are_those_of_the_network(studio):
     picture = studio.open(small.file())
     expected = studio.models["small"].model(picture.inputs["small"])[0].detach().softmax(0)
-    found = studio.likeliest(picture, "small", 3)
+    found = studio.offer(picture, "small").likeliest(3)
     assert [index for index, _ in found] == expected.topk(3).indices.tolist()
     assert [share for _, share in found] == pytest.approx(expected.topk(3).values.tolist())
-    assert len(studio.likeliest(picture, "small", 99)) == len(small.LABELS)
+    assert len(studio.offer(picture, "small").likeliest(99)) == len(small.LABELS)
 
 
 def test_a_multilabel_network_has_a_probability_for_each_class():
     studio = Studio({"many": small.loaded("many", multilabel=True)})
     picture = studio.open(small.file())
     expected = studio.models["many"].model(picture.inputs["many"])[0].detach().sigmoid()
-    assert studio.probability(picture, "many", 3) == pytest.approx(float(expected[3]))
+    assert studio.offer(picture, "many").share(3) == pytest.approx(float(expected[3]))
     [panel] = last(studio, picture, wish(index=3, model="many"))
     assert panel.note == render.probability_text(float(expected[3]))
 
 
 def test_classes_without_names_are_numbered():
     studio = Studio({"bare": LoadedModel("bare", small.network(), Preprocess(resize=40, crop=32), None)})
-    assert studio.labels(studio.open(small.file()), "bare") == [f"class {i}" for i in range(5)]
+    assert studio.offer(studio.open(small.file()), "bare").names == tuple(f"class {i}" for i in range(5))
 
 
 # -------------------------------------------------------------------------------------------------- explanations
@@ -179,14 +179,14 @@ def test_the_likeliest_classes_are_computed_ahead(studio, monkeypatch):
     studio.prefetch(picture, "small", 4)
     studio._ahead.submit(int).result(30)  # there is one worker: when it comes to this, the rest is done
     monkeypatch.setattr(studios, "explain", pytest.fail)  # from here on, nothing is computed
-    for index, _ in studio.likeliest(picture, "small", 4):
+    for index, _ in studio.offer(picture, "small").likeliest(4):
         assert studio.explain(picture, "small", index).maps.shape == (1, 1, 32, 32)
 
 
 def test_what_is_computed_ahead_gives_way_to_the_next_picture(studio, monkeypatch):
     began, go_on, done = threading.Event(), threading.Event(), []
 
-    def slow(picture, model, index, method):
+    def slow(picture, model, index, method, *more):
         began.set()
         go_on.wait(10)
         done.append((picture.digest, index))

@@ -13,7 +13,7 @@ def panel(title="cat", signed=True, index=0, **more):
 
 
 def test_bars_mark_the_chosen_class_and_are_as_long_as_it_is_likely():
-    html = markup.bars([(7, "cat", 0.25), (3, "dog", 0.0001)], chosen=3)
+    html = markup.bars([(7, "cat", 0.25, "25.0 %"), (3, "dog", 0.0001, "<0.1 %")], chosen=3)
     rows = re.findall(r"<button.*?</button>", html)
     assert ["chosen" in row for row in rows] == [False, True]
     assert ['data-index="7"' in rows[0], 'data-index="3"' in rows[1]] == [True, True]
@@ -25,7 +25,7 @@ def test_names_are_text_and_never_html():
     nasty = "<script>alert(1)</script>"
     view = Image.new("RGB", (8, 8))
     for html in (
-        markup.bars([(0, nasty, 0.5)], 0),
+        markup.bars([(0, nasty, 0.5, nasty)], 0, nasty),
         markup.notice(nasty),
         markup.found(nasty, [panel(nasty)]),
         markup.stage("lead", view, [panel(nasty), Blank(nasty, nasty), panel(nasty, index=-1, ends=(nasty, nasty))]),

@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from app import small
-from classlens.app import page as wiring
+from classlens.app import choices
+from classlens.app.choices import ITSELF, questions
 from classlens.app.layout import Parts
-from classlens.app.page import ITSELF, Handlers, Turn, questions
-from classlens.app.studio import OutOfDate, samples
+from classlens.app.page import Handlers, Turn
+from classlens.app.studio import NOTHING, OutOfDate, samples
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def drawn(
 
 
 def test_an_uploaded_picture_is_kept_and_its_likeliest_class_chosen(do, studio):
-    updates = do.receive("small", "one", upload(small.file()))
+    updates = do.receive("small", "one", NOTHING, upload(small.file()))
     picture = updates[do.parts.picture]
-    (first, _), (second, _) = studio.likeliest(picture, "small", 2)
+    (first, _), (second, _) = studio.offer(picture, "small").likeliest(2)
     assert updates[do.parts.chosen] == first
     assert updates[do.parts.rival]["value"] == second
     assert [index for _, index in updates[do.parts.search]["choices"]] == list(range(5))
@@ -74,7 +75,7 @@ def test_an_uploaded_picture_is_kept_and_its_likeliest_class_chosen(do, studio):
     ],
 )
 def test_a_bad_upload_says_so_in_one_line_and_changes_nothing_else(do, data, words):
-    updates = do.receive("small", "one", event(**data))
+    updates = do.receive("small", "one", NOTHING, event(**data))
     assert list(updates) == [do.parts.notice]
     assert words.lower() in updates[do.parts.notice].lower()
     assert "\n" not in updates[do.parts.notice]
@@ -83,14 +84,14 @@ def test_a_bad_upload_says_so_in_one_line_and_changes_nothing_else(do, data, wor
 def test_a_bug_is_told_without_its_details(do, caplog, monkeypatch):
     monkeypatch.setattr(do.studio, "open", lambda content: 1 / 0)
     with caplog.at_level(logging.ERROR):
-        updates = do.receive("small", "one", upload(small.file()))
+        updates = do.receive("small", "one", NOTHING, upload(small.file()))
     assert "division" not in updates[do.parts.notice]
     assert "went wrong" in updates[do.parts.notice]
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_new_picture_comes_with_its_classes_and_without_the_old_map(do):
-    updates = do.receive("small", "two", upload(small.file()))
+    updates = do.receive("small", "two", NOTHING, upload(small.file()))
     stages = [updates[stage] for stage in do.parts.stages.values()]
     assert all("evidence" not in stage for stage in stages)
     assert ["waiting" in stage for stage in stages] == [False, True, False, False]  # in the open tab
@@ -104,7 +105,10 @@ def test_the_page_opens_with_the_view_of_a_link(do):
     assert (updates[do.parts.model], updates[do.parts.chosen]) == ("other", 3)
     assert updates[do.parts.rival]["value"] == 1
     assert len(updates[do.parts.rival]["choices"]) == 5  # a value without its choices would be refused
-    assert updates[do.parts.method] == {**do.look("two")()[do.parts.method], "value": "gradcam"}
+    assert updates[do.parts.method] == {
+        **do.look("two")(updates[do.parts.picture], "other")[do.parts.method],
+        "value": "gradcam",
+    }
     assert updates[do.parts.question]["visible"] is False
     assert updates[do.parts.tab_row]["selected"] == updates[do.parts.view] == "two"
     assert 'class="bar chosen" aria-pressed="true" data-index="3"' in updates[do.parts.bars]
@@ -129,7 +133,7 @@ def test_a_link_that_leads_nowhere_says_so_over_a_fresh_page(do, address, words)
 
 def test_each_drawing_tells_how_to_come_back_to_it(do):
     files = (small.file(), samples()["espresso"])
-    own, sample = (do.receive("small", "one", upload(content))[do.parts.picture] for content in files)
+    own, sample = (do.receive("small", "one", NOTHING, upload(content))[do.parts.picture] for content in files)
     assert drawn(do, sample, index=3)[do.parts.address] == "sample=espresso&model=small&class=3"
     address = drawn(do, own, "two", index=2, rival=4)[do.parts.address]
     assert address == f"picture={own.digest}&model=small&class=2&view=two&with=4"
@@ -139,18 +143,19 @@ def test_each_drawing_tells_how_to_come_back_to_it(do):
 
 
 def test_a_class_is_picked_by_its_bar_or_its_name(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
-    assert do.pick(picture, "small", 0, 1, event(index=3)) == {do.parts.notice: "", do.parts.chosen: 3}
-    assert do.pick_named(picture, "small", 0, 1, 4)[do.parts.chosen] == 4
-    swapped = do.pick(picture, "small", 0, 3, event(index=3))
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
+    picked = do.pick(picture, "small", 0, 1, NOTHING, event(index=3))
+    assert picked == {do.parts.notice: "", do.parts.chosen: 3, do.parts.given: NOTHING}
+    assert do.pick_named(picture, "small", 0, 1, NOTHING, 4)[do.parts.chosen] == 4
+    swapped = do.pick(picture, "small", 0, 3, NOTHING, event(index=3))
     assert (swapped[do.parts.chosen], swapped[do.parts.rival]) == (3, 0)
     for wrong in (-1, 5, "3", None, 2.5):
-        assert list(do.pick(picture, "small", 0, 1, event(index=wrong))) == [do.parts.notice]
-    assert "choose one" in do.pick(None, "small", 0, 1, event(index=3))[do.parts.notice]
+        assert list(do.pick(picture, "small", 0, 1, NOTHING, event(index=wrong))) == [do.parts.notice]
+    assert "choose one" in do.pick(None, "small", 0, 1, NOTHING, event(index=3))[do.parts.notice]
 
 
 def test_each_view_is_drawn_in_its_place(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     one = drawn(do, picture)
     assert one[do.parts.stages["one"]].count('class="evidence"') == 1
     assert 'data-index="0" title' in one[do.parts.bars]
@@ -163,10 +168,10 @@ def test_each_view_is_drawn_in_its_place(do):
 
 
 def test_the_page_asks_for_the_class_itself_or_for_it_rather_than_others(do):
-    updates = do.receive("small", "one", upload(small.file()))
+    updates = do.receive("small", "one", NOTHING, upload(small.file()))
     picture, asked = updates[do.parts.picture], updates[do.parts.question]
     assert asked["value"] == ITSELF
-    likely = [index for index, _ in do.studio.likeliest(picture, "small", 5)]
+    likely = [index for index, _ in do.studio.offer(picture, "small").likeliest(5)]
     assert [value for _, value in asked["choices"]] == [ITSELF, "rivals", *likely]
     assert asked["choices"][1][0] == "the class rather than its rivals"
     names = [("a", 0), ("b", 1), ("c", 2)]
@@ -190,46 +195,49 @@ def test_the_page_asks_for_the_class_itself_or_for_it_rather_than_others(do):
 
 
 def test_two_classes_are_compared_by_the_evidence_for_each_never_by_a_contrast(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     plain, asked = (drawn(do, picture, "two", question=q)[do.parts.stages["two"]] for q in (ITSELF, "rivals"))
     assert plain == asked
-    assert do.look("two")()[do.parts.question]["visible"] is False
-    assert do.look("one")()[do.parts.question]["visible"] is True
+    assert do.look("two")(picture, "small")[do.parts.question]["visible"] is False
+    assert do.look("one")(picture, "small")[do.parts.question]["visible"] is True
 
 
 def test_a_rival_that_is_the_class_itself_is_told_on_the_page(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     for question, words in ((0, "Cat cannot be explained rather than itself"), (9, "out of range"), (1.5, "not 1.5")):
         assert words in drawn(do, picture, question=question)[do.parts.notice]
 
 
 def test_two_classes_have_different_pictures(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     cat, dog = (drawn(do, picture, index=index)[do.parts.stages["one"]] for index in (0, 1))
     assert cat.split('class="evidence"')[1] != dog.split('class="evidence"')[1]
 
 
 def test_a_class_that_is_not_among_the_likeliest_gets_a_bar_of_its_own(do, monkeypatch):
-    monkeypatch.setattr(wiring, "_ROWS", 2)
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
-    rare = do.studio.likeliest(picture, "small", 5)[-1][0]
+    monkeypatch.setattr(choices, "ROWS", 2)
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
+    rare = do.studio.offer(picture, "small").likeliest(5)[-1][0]
     assert drawn(do, picture, index=rare)[do.parts.bars].count("<button") == 3
 
 
 def test_another_network_has_its_own_classes(do, studio):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
-    assert do.change_model(picture, "other", "one")[do.parts.chosen] == studio.likeliest(picture, "other", 1)[0][0]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
+    assert (
+        do.change_model(picture, "other", "one", NOTHING)[do.parts.chosen]
+        == studio.offer(picture, "other").likeliest(1)[0][0]
+    )
 
 
 def test_an_error_while_drawing_is_told_on_the_page(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     updates = drawn(do, picture, "two", index=1, rival=1)
     assert "Both classes are the same" in updates[do.parts.notice]
     assert do.parts.stages["two"] not in updates
 
 
 def test_a_drawing_ends_when_another_begins(do):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     turn = Turn()
     slow = do.draw(turn, picture, "small", "methods", 0, 1, ITSELF, "agf", ["agf", "gradcam", "lrp"])
     next(slow), next(slow)
@@ -238,7 +246,7 @@ def test_a_drawing_ends_when_another_begins(do):
 
 
 def test_a_slow_method_stops_in_the_middle_when_nobody_waits(do, studio):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     studio.close()
     updates = drawn(do, picture, method="rise")  # it reports its steps, and is told that the page is closed
     assert do.parts.stages["one"] not in updates
@@ -248,7 +256,7 @@ def test_a_slow_method_stops_in_the_middle_when_nobody_waits(do, studio):
 
 @pytest.mark.parametrize("view", ["one", "two", "methods", "layers"])
 def test_downloads_are_what_is_on_the_page(do, view):
-    picture = do.receive("small", "one", upload(small.file()))[do.parts.picture]
+    picture = do.receive("small", "one", NOTHING, upload(small.file()))[do.parts.picture]
     wanted = (picture, "small", view, 0, 1, ITSELF, "agf-release", ["agf", "gradcam"])
     png, npz = do.save_png(80, *wanted)[do.parts.parcel], do.save_npz(80, *wanted)[do.parts.parcel]
     assert (png["name"], npz["name"]) == ("classlens.png", "classlens.npz")

@@ -31,6 +31,22 @@ def net() -> LoadedModel:
     return LoadedModel("squares", model, Preprocess(resize=20, crop=16), None)
 
 
+def stages() -> LoadedModel:
+    """For load("squares:stages"): blocks whose outputs have 1/8, 1/16 and 1/32 of the input."""
+
+    def block(inside: int, out: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inside, out, stride, stride), nn.BatchNorm2d(out), nn.ReLU())
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = nn.Sequential()
+        for name, layer in (("eighth", block(3, 12, 8)), ("sixteenth", block(12, 8, 2)), ("last", block(8, 8, 2))):
+            model.add_module(name, layer)
+        for layer in (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)):
+            model.append(layer)
+    return LoadedModel("stages", model, Preprocess(resize=64, crop=64), None)
+
+
 def picture(classes: tuple[int, ...], seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """(H,W,3) and its mask: a square of each class in a corner of its own, with an unlabelled rim."""
     random = np.random.default_rng([seed, *classes])

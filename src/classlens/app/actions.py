@@ -18,7 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from classlens import render
-from classlens.app.studio import DEFAULT_METHOD, Picture, Rivals, Studio
+from classlens.app.offers import Given, Rivals
+from classlens.app.studio import DEFAULT_METHOD, NOTHING, Picture, Studio
+from classlens.core.targets import Asked, Outline
 from classlens.data.images import to_tensor
 from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
@@ -41,6 +43,8 @@ class Panel:
     seconds: float = 0.0
     ends: tuple[str, str] = ("against it", "for it")  # the meaning of blue and red
     rivals: str = ""  # "rather than Egyptian cat (14.9 %)", if the class has rivals
+    place: str = ""  # "at pixel (40, 60)", if one was clicked
+    outlines: tuple[Outline, ...] = ()  # the box or the region that it is about
     arrived: str = ""  # how much relevance is in the map
 
     @property
@@ -68,6 +72,7 @@ class Wish:
     method: str
     methods: tuple[str, ...]
     rather_than: Rivals = None  # None: evidence for the class by itself
+    given: Given = NOTHING
 
     @property
     def rivals(self) -> Rivals:
@@ -91,14 +96,15 @@ def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel 
         yield from _several_methods(studio, picture, wish)
     else:
         method = agf_method(wish.method) if wish.view == "layers" else wish.method
-        yield [_panel(studio, picture, wish.model, wish.index, method, wish.rivals)]
+        yield [_panel(studio, picture, wish, wish.index, method)]
 
 
 def _two_classes(studio: Studio, picture: Picture, wish: Wish) -> list[Panel | Blank]:
     """The evidence for each of two classes, and where the maps differ."""
     if wish.index == wish.rival:
-        raise TargetError("both classes are the same; pick another one to compare with")
-    one, two = (_panel(studio, picture, wish.model, index, wish.method) for index in (wish.index, wish.rival))
+        several = studio.offer(picture, wish.model, wish.given).words.several
+        raise TargetError(f"both {several} are the same; pick another one to compare with")
+    one, two = (_panel(studio, picture, wish, index, wish.method) for index in (wish.index, wish.rival))
     apart = difference(one.evidence, two.evidence)
     words, ends = "both maps scaled to the same total", (two.title, one.title)
     return [one, two, Panel("difference", words, apart, method=wish.method, ends=ends)]
@@ -112,7 +118,7 @@ def _several_methods(studio: Studio, picture: Picture, wish: Wish) -> Iterator[l
     for i, method in enumerate(wish.methods):
         yield shown
         try:
-            found = _panel(studio, picture, wish.model, wish.index, method, wish.rivals)
+            found = _panel(studio, picture, wish, wish.index, method)
         except ClasslensError as error:
             shown[i] = Blank(method, str(error))
         else:
@@ -136,12 +142,17 @@ def agf_method(method: str) -> str:
     return method if same else DEFAULT_METHOD
 
 
-def _panel(studio: Studio, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> Panel:
-    e = studio.explain(picture, model, index, method, rather_than)
-    against = "against it" if rather_than is None else "for its rivals"
+def _panel(studio: Studio, picture: Picture, wish: Wish, index: int, method: str) -> Panel:
+    offer = studio.offer(picture, wish.model, wish.given)
+    e = studio.explain(picture, wish.model, index, method, wish.rivals, wish.given)
+    asked, place = e.target(), wish.given.place
+    than = (
+        f"rather than {offer.names[wish.rivals]}" if isinstance(asked, Asked) and isinstance(wish.rivals, int) else ""
+    )
+    against = "against it" if wish.rivals is None else "for its rivals"
     return Panel(
-        title=e.label(index),
-        note=render.probability_text(studio.probability(picture, model, index)),
+        title=offer.names[index],
+        note=offer.note(index),
         evidence=e.maps[0, 0],
         signed=e.signed,
         index=index,
@@ -149,8 +160,10 @@ def _panel(studio: Studio, picture: Picture, model: str, index: int, method: str
         method=method,
         seconds=e.report.seconds,
         ends=(against, "for it") if e.signed else ("nothing", "for it (a method without “against”)"),
-        rivals=render.rival_text(e, 0, 0),
+        rivals=than or render.rival_text(e, 0, 0),
         arrived=render.arrival_text(e),
+        place=f"at pixel ({place[0]}, {place[1]})" if place and offer.kind == "pixel" else "",
+        outlines=asked.found.outlines if isinstance(asked, Asked) else (),
     )
 
 
@@ -174,6 +187,12 @@ def layer(evidence: Tensor, signed: bool) -> Image.Image:
     return Image.fromarray((np.concatenate([colour, alpha], 2) * 255).round().astype(np.uint8), "RGBA")
 
 
+def lines(panel: Panel) -> Image.Image:
+    """The outlines of a panel's question, on nothing (RGBA), in the size of the network's input."""
+    drawn = render.strokes(panel.outlines, tuple(panel.evidence.shape))
+    return Image.fromarray(drawn[..., None] * np.array([*render.OUTLINE, 255], np.uint8), "RGBA")
+
+
 def blend(view: Image.Image, evidence: Tensor, signed: bool, opacity: float) -> render.RGB:
     """A map over the high-resolution picture, at its size."""
     large = torch.nn.functional.interpolate(
@@ -188,8 +207,13 @@ def sheet(view: Image.Image, panels: Sequence[Panel | Blank], about: str, opacit
     drawn = [panel for panel in panels if isinstance(panel, Panel)]
     for panel in drawn:
         note = f"red: {panel.ends[1]}, blue: {panel.ends[0]}" if panel.is_difference else panel.note
-        title = f"{panel.title} {panel.rivals}" if panel.rivals else f"{panel.title}  ({note})"
-        tiles.append((title, blend(view, panel.evidence, panel.signed, opacity)))
+        more = panel.rivals or panel.place
+        title = f"{panel.title} {more}" if more else f"{panel.title}  ({note})"
+        drawing = Image.fromarray(blend(view, panel.evidence, panel.signed, opacity))
+        if panel.outlines:
+            over = lines(panel).resize(drawing.size, Image.Resampling.NEAREST)
+            drawing.paste(over, mask=over.getchannel("A"))
+        tiles.append((title, np.asarray(drawing)))
     kinds = dict.fromkeys(
         f"red: {panel.ends[1]}, blue: {panel.ends[0]}" if panel.signed else "yellow: for it"
         for panel in drawn

@@ -9,7 +9,8 @@ import gradio as gr
 
 from classlens.app import markup
 from classlens.app.actions import VIEWS
-from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MAX_UPLOAD, MOST_METHODS, Studio
+from classlens.app.offers import KINDS, LONGEST_TEXT
+from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MAX_UPLOAD, MOST_METHODS, NOTHING, Studio
 from classlens.methods import METHODS
 
 _OPACITY = 80  # percent, as `classlens explain` draws
@@ -32,7 +33,8 @@ RECALL_JS = """async () => {
 }"""
 ARRIVED_JS = "() => classlens.dim(false)"
 
-_LIVE_JS = "element.setAttribute('aria-live', 'polite');"  # a screen reader reads a new map's heading
+# A screen reader reads a new map's heading. Boxes and pixels of the picture can be clicked.
+_STAGE_JS = "element.setAttribute('aria-live', 'polite'); classlens.watchPicture(element, trigger);"
 
 
 def style() -> str:
@@ -49,6 +51,16 @@ def theme() -> gr.Theme:
     )
 
 
+def says(kind: str) -> str:
+    """What can be chosen, above the choices of a kind of network."""
+    return markup.piece("says", heading=KINDS[kind].heading, hint=KINDS[kind].hint)
+
+
+def title(view: str, kind: str) -> str:
+    """The title of a tab: "One class", or "One box" with a detector."""
+    return VIEWS[view].replace("classes", KINDS[kind].several).replace("class", KINDS[kind].one)
+
+
 class Parts:
     """The parts of the page, created in their order on the page within a `gr.Blocks`."""
 
@@ -57,6 +69,7 @@ class Parts:
         self.picture = gr.State(None, time_to_live=3600)
         self.chosen = gr.State(0)
         self.view = gr.State(next(iter(VIEWS)))
+        self.given = gr.State(NOTHING)
         gr.HTML(markup.piece("top"), elem_id="top")
         with gr.Row(elem_id="body"):
             with gr.Column(elem_id="side", scale=0, min_width=320):
@@ -72,7 +85,11 @@ class Parts:
         self.drop = gr.HTML(box, js_on_load="classlens.watchPictures(element, trigger);", elem_id="drop")
         self.notice = gr.HTML("", elem_id="notice")
         self.model = gr.Dropdown(models, value=models[0], label="Network", visible=len(models) > 1, elem_id="model")
-        gr.HTML(markup.piece("says"), elem_id="says")
+        self.says = gr.HTML(says(next(iter(KINDS))), elem_id="says")
+        self.text = gr.Textbox(
+            label="Ask for a text", placeholder="a photo of a dog", max_length=LONGEST_TEXT, lines=1, max_lines=1,
+            visible=False, elem_id="text",
+        )  # fmt: skip
         self.bars = gr.HTML("", js_on_load="classlens.watchClasses(element, trigger);", elem_id="bars")
         self.search = gr.Dropdown([], label="Or any other class", elem_id="search", interactive=True)
         self.question = gr.Dropdown([], label="Evidence for", elem_id="question", interactive=True)
@@ -90,7 +107,7 @@ class Parts:
                             list(METHODS), value=list(FIRST_METHODS), multiselect=True, max_choices=MOST_METHODS,
                             label="Methods", elem_id="methods",
                         )  # fmt: skip
-                    self.stages[view] = gr.HTML("", js_on_load=_LIVE_JS, elem_id=f"stage-{view}", elem_classes="stage")
+                    self.stages[view] = gr.HTML("", js_on_load=_STAGE_JS, elem_id=f"stage-{view}", elem_classes="stage")
 
     def _strip(self) -> None:
         with gr.Row(elem_id="strip"):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from classlens.app.actions import VIEWS, Wish
-from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MOST_METHODS, Rivals
+from classlens.app.offers import LONGEST_TEXT, MOST_TEXTS, Given, Rivals
+from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MOST_METHODS, NOTHING
 from classlens.core.targets import RIVALS
 from classlens.errors import ClasslensError
 from classlens.methods import METHODS
@@ -36,6 +37,7 @@ class Link:
     rather_than: Rivals = None
     method: str = DEFAULT_METHOD
     methods: tuple[str, ...] = FIRST_METHODS
+    given: Given = NOTHING
 
 
 def write(kind: str, picture: str, wish: Wish, model: str = "") -> str:
@@ -54,6 +56,8 @@ def write(kind: str, picture: str, wish: Wish, model: str = "") -> str:
         "than": "" if wish.rivals is None else str(wish.rivals),
         "method": wish.method if wish.method != fresh.method else "",
         "methods": ",".join(wish.methods) if wish.view == "methods" and wish.methods != fresh.methods else "",
+        "at": ",".join(map(str, wish.given.place or ())),
+        "texts": "\n".join(wish.given.texts) if wish.given.texts != NOTHING.texts else "",
     }
     return urlencode({key: value for key, value in told.items() if value})
 
@@ -76,6 +80,7 @@ def read(text: str, models: Collection[str], samples: Collection[str]) -> Link:
         rather_than=RIVALS if told.get("than") == RIVALS else _number(told.get("than")),
         method=_one_of(told.get("method"), METHODS, "method") or DEFAULT_METHOD,
         methods=tuple(name for name in methods[:MOST_METHODS] if _one_of(name, METHODS, "method")),
+        given=Given(_texts(told.get("texts")), _place(told.get("at"))),
     )
     if link.index is None and (link.rival, link.rather_than) != (None, None):
         raise LinkError("this link names a rival but no class; copy it again")
@@ -92,3 +97,21 @@ def _number(text: str | None) -> int | None:
     if text is not None and not (text.isascii() and text.isdigit() and len(text) < 10):
         raise LinkError(f"this link names the class {text[:60]!r}, which is not a number; copy it again")
     return None if text is None else int(text)
+
+
+def _place(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = [_number(part) for part in text.split(",")]
+    if len(found) != 2 or found[0] is None or found[1] is None:
+        raise LinkError(f"this link names the pixel {text[:60]!r}, which is not x,y; copy it again")
+    return found[0], found[1]
+
+
+def _texts(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return NOTHING.texts
+    found = tuple(dict.fromkeys(line.strip() for line in text.split("\n")))
+    if not all(0 < len(line) <= LONGEST_TEXT for line in found) or len(found) > MOST_TEXTS:
+        raise LinkError(f"this link names texts that the page cannot take (1 to {MOST_TEXTS}, none empty or too long)")
+    return found

@@ -1,6 +1,6 @@
 """The parts of the page as HTML: sample pictures, class bars, panels, legends. The templates are in pieces.html.
 
->>> bars([(967, "espresso", 0.18)], chosen=967)
+>>> bars([(967, "espresso", 0.18, "18.0 %")], chosen=967)
 Markup('<div class="bars"><button class="bar chosen" aria-pressed="true" data-index="967" ...')
 
 Pictures are embedded as data: URLs, so the page needs no file from the server.
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
 
 from classlens import render
-from classlens.app.actions import Blank, Panel, layer
+from classlens.app.actions import Blank, Panel, layer, lines
+from classlens.core.targets import Box
 from classlens.render import colours
 from classlens.render.html import data_uri, pages
 
@@ -41,31 +43,55 @@ def sample_row(pictures: Mapping[str, bytes]) -> Markup:
     return piece("samples", pictures=[(name, _thumbnail(content)) for name, content in pictures.items()])
 
 
-def bars(classes: Iterable[tuple[int, str, float]], chosen: int) -> Markup:
-    """A clickable bar for each class (index, name, probability), with the selected one marked."""
-    rows = [(index, name, f"{100 * share:.2f}", render.probability_text(share)) for index, name, share in classes]
-    return piece("bars", classes=rows, chosen=chosen)
+def bars(choices: Iterable[tuple[int, str, float, str]], chosen: int, label: str = "") -> Markup:
+    """A clickable bar for each choice (index, name, share, share in words), with the selected one marked."""
+    rows = [(index, name, f"{100 * min(max(share, 0), 1):.2f}", words) for index, name, share, words in choices]
+    return piece("bars", choices=rows, chosen=chosen, label=label)
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What can be clicked in a picture: boxes, or every pixel."""
+
+    boxes: tuple[tuple[int, str, Box], ...] = ()  # position, name, place in pixels of the network's input
+    chosen: int = -1
+    pixels: bool = False
+    size: tuple[int, int] = (1, 1)  # (H,W) of the network's input
+
+    def frames(self) -> list[dict[str, Any]]:
+        """The boxes as shares of the picture, the largest first, so that small ones lie on top."""
+        height, width = self.size
+        rows = []
+        for index, name, box in self.boxes:
+            left, right = (min(max(x / width, 0), 1) for x in (box.left, box.right))
+            top, bottom = (min(max(y / height, 0), 1) for y in (box.top, box.bottom))
+            share = {"left": left, "top": top, "width": right - left, "height": bottom - top}
+            rows.append({"index": index, "name": name} | {side: f"{100 * value:.2f}" for side, value in share.items()})
+        return sorted(rows, key=lambda row: -float(row["width"]) * float(row["height"]))
 
 
 def stage(
-    lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False, facts: Sequence[str] = ()
-) -> Markup:
+    lead: str, view: Image.Image, panels: Sequence[Panel | Blank], picture: bool = False, facts: Sequence[str] = (),
+    aims: Aims | None = None,
+) -> Markup:  # fmt: skip
     """A heading (text, or a lead from this module), facts, the panels over the grey picture, and a legend."""
+    drawn = [panel for panel in panels if isinstance(panel, Panel) and panel.outlines]
     return piece(
         "stage", lead=lead, facts=facts, legends=legend(panels), width=view.width, height=view.height,
         view=address(view, _JPEG) if picture else "", grey=address(view.convert("L"), _JPEG),
-        panels=[_panel(panel) for panel in panels],
+        panels=[_panel(panel) for panel in panels], aims=aims or Aims(),
+        lines=address(lines(drawn[0]), _PNG) if picture and drawn and aims and aims.pixels else "",
     )  # fmt: skip
 
 
-def waiting(view: Image.Image) -> Markup:
-    """A new picture, whose map is being computed."""
-    return stage("", view, [Blank("")], picture=True)
+def waiting(view: Image.Image, aims: Aims, found: bool = True) -> Markup:
+    """A new picture, whose map is being computed; the picture alone if nothing is found in it."""
+    return stage("", view, [Blank("")] if found else [], picture=True, aims=aims)
 
 
 def found(model: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading above a map: the model and the class."""
-    shown = [(panel.title, _after(panel.rivals)) for panel in panels if isinstance(panel, Panel)]
+    shown = [(p.title, _after(p.rivals or p.place)) for p in panels if isinstance(p, Panel)]
     return piece("lead_one", model=model, found=shown)
 
 
@@ -78,7 +104,8 @@ def facts(panels: Iterable[Panel | Blank]) -> list[str]:
 
 def lead(view: str, name: str, rival: str, panels: Iterable[Panel | Blank]) -> Markup:
     """The heading of the other views."""
-    than = next((panel.rivals for panel in panels if isinstance(panel, Panel) and panel.rivals), "")
+    more = (panel.rivals or panel.place for panel in panels if isinstance(panel, Panel))
+    than = next((words for words in more if words), "")
     return piece("lead", view=view, name=name, rival=rival, than=_after(than))
 
 
@@ -120,10 +147,13 @@ def _thumbnail(content: bytes) -> str:
 def _panel(panel: Panel | Blank) -> dict[str, str]:
     """The values of a panel for the template."""
     if isinstance(panel, Blank):
-        return {"title": panel.title, "note": "", "key": "", "colours": "", "reason": panel.reason}
+        return {"title": panel.title, "note": "", "key": "", "colours": "", "reason": panel.reason, "lines": ""}
     evidence = address(layer(panel.evidence, panel.signed), _PNG)
     key = _legend(True, *panel.ends) if panel.is_difference else ""
-    return {"title": panel.title, "note": panel.note, "key": key, "colours": evidence, "reason": ""}
+    drawn = address(lines(panel), _PNG) if panel.outlines else ""
+    return {
+        "title": panel.title, "note": panel.note, "key": key, "colours": evidence, "reason": "", "lines": drawn,
+    }  # fmt: skip
 
 
 def _legend(signed: bool, low: str, high: str) -> Markup:

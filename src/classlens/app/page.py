@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
 
@@ -15,16 +16,25 @@ import gradio as gr
 
 from classlens.app import actions, links, markup
 from classlens.app.actions import Blank, Panel, Wish
-from classlens.app.layout import ARRIVED_JS, OPACITY_JS, RECALL_JS, REMEMBER_JS, SAVE_JS, Parts
+from classlens.app.choices import ITSELF, ROWS, aims_of, bars_of, numbered, questions
+from classlens.app.layout import ARRIVED_JS, OPACITY_JS, RECALL_JS, REMEMBER_JS, SAVE_JS, Parts, says, title
 from classlens.app.links import Link
-from classlens.app.studio import OutOfDate, Picture, Studio, decode, fingerprint, pick_sample, samples, too_large
-from classlens.core.targets import RIVALS
+from classlens.app.offers import Given, Offer, with_text
+from classlens.app.studio import (
+    NOTHING,
+    OutOfDate,
+    Picture,
+    Studio,
+    decode,
+    fingerprint,
+    pick_sample,
+    samples,
+    too_large,
+)  # fmt: skip
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
 
-_ROWS = 8  # class bars
 _AT_ONCE = 4  # concurrent drawings; more wait in the queue
-ITSELF = "itself"  # the question for the evidence for the class by itself
 _BUG = "something went wrong; see the terminal of the server"
 
 Updates = dict[Any, Any]  # part of the page -> its new value
@@ -45,25 +55,28 @@ def build(studio: Studio) -> gr.Blocks:
 def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
     stages = list(parts.stages.values())
     about_picture = [
-        parts.picture, parts.chosen, parts.search, parts.rival, parts.question, parts.notice, parts.bars, *stages
+        parts.picture, parts.chosen, parts.given, parts.says, parts.text, parts.search, parts.rival, parts.question,
+        parts.notice, parts.bars, *stages, *parts.tabs.values(),
     ]  # fmt: skip
-    classes = [parts.picture, parts.model, parts.chosen, parts.rival]
-    choice = [parts.chosen, parts.rival, parts.notice]
+    choices = [parts.picture, parts.model, parts.chosen, parts.rival, parts.given]
+    choice = [parts.chosen, parts.rival, parts.given, parts.notice]
+    typed = [*choice, parts.question, parts.text]
     looks = [parts.view, parts.method, parts.opacity, parts.question]
     settings = (parts.rival, parts.question, parts.method, parts.methods)
-    shown_now = [parts.model, parts.view]
+    shown_now = [parts.model, parts.view, parts.given]
     linked = [*about_picture, parts.model, parts.tab_row, parts.methods, *looks]
     steps: list[tuple[Any, ...]] = [
         (partial(page.load, js=RECALL_JS), do.open_link, [parts.address], linked),
         (parts.drop.upload, do.receive, shown_now, about_picture),
         (parts.drop.select, do.try_sample, shown_now, about_picture),
         (parts.model.input, do.change_model, [parts.picture, *shown_now], about_picture),
-        (parts.bars.select, do.pick, classes, choice),
-        (parts.search.input, do.pick_named, [*classes, parts.search], choice),
-        *((tab.select, do.look(view), None, looks) for view, tab in parts.tabs.items()),
+        *((part.select, do.pick, choices, choice) for part in (parts.bars, *stages)),
+        (parts.search.input, do.pick_named, [*choices, parts.search], choice),
+        (parts.text.submit, do.add_text, [*choices[:2], parts.given, parts.text], typed),
+        *((tab.select, do.look(view), choices[:2], looks) for view, tab in parts.tabs.items()),
         *((part.input, do.clear, None, [parts.notice]) for part in settings),
     ]
-    wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings]
+    wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings, parts.given]
     drawn = [parts.bars, parts.notice, parts.address, *stages]
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     shown = quiet | {"show_progress": "minimal", "show_progress_on": stages}
@@ -136,12 +149,14 @@ class Handlers:
         model = link.model or next(iter(self.studio.models))
         name = link.sample or next(iter(self.samples))
         opened = self.studio.recall(link.picture) if link.picture else self.studio.open(self.samples[name])
+        offer = self.studio.offer(opened, model, link.given)
         for index in (link.index, link.rival, link.rather_than):
             if isinstance(index, int):  # a link may name any number
-                self._check_class(opened, model, index)
+                offer.check(index)
         chosen = {}
         if link.index is not None:
-            chosen = {self.parts.chosen: link.index, self.parts.bars: self._bars(opened, model, link.index)}
+            bars = bars_of(self.studio, opened, model, link.index, link.given)
+            chosen = {self.parts.chosen: link.index, self.parts.bars: bars, self.parts.given: link.given}
         settings = {
             self.parts.rival: link.rival,
             self.parts.question: link.rather_than,
@@ -150,65 +165,102 @@ class Handlers:
         }
         return _together(
             {self.parts.notice: "", self.parts.model: model, self.parts.tab_row: gr.update(selected=link.view)},
-            self._show(opened, model, link.view),
-            self.look(link.view)(),
+            self._show(opened, model, link.view, link.given),
+            self.look(link.view)(opened, model),
             {part: gr.update(value=value) for part, value in settings.items() if value is not None},
             chosen,
         )
 
     @_politely
-    def try_sample(self, model: str, view: str, event: gr.EventData) -> Updates:
+    def try_sample(self, model: str, view: str, given: Given, event: gr.EventData) -> Updates:
         """A sample was clicked."""
-        return self._show(self.studio.open(pick_sample(self.samples, _told(event, "index"))), model, view)
+        return self._show(self.studio.open(pick_sample(self.samples, _told(event, "index"))), model, view, given)
 
     @_politely
-    def receive(self, model: str, view: str, event: gr.EventData) -> Updates:
+    def receive(self, model: str, view: str, given: Given, event: gr.EventData) -> Updates:
         """A picture file came in."""
         if _told(event, "large"):  # the browser did not even send it
             raise too_large()
-        return self._show(self.studio.open(decode(_told(event, "content"))), model, view)
+        return self._show(self.studio.open(decode(_told(event, "content"))), model, view, given)
 
     @_politely
-    def change_model(self, picture: Picture | None, model: str, view: str) -> Updates:
+    def change_model(self, picture: Picture | None, model: str, view: str, given: Given) -> Updates:
         """Another network was selected."""
-        return self._show(_there(picture), model, view)
+        return self._show(_there(picture), model, view, given)
 
-    def _show(self, picture: Picture, model: str, view: str) -> Updates:
-        """A new picture with its classes, and no map yet: an old map beside new classes would be wrong."""
-        likely = [index for index, _ in self.studio.likeliest(picture, model, _ROWS)]
-        names = [(f"{name}  ·  {i}", i) for i, name in enumerate(self.studio.labels(picture, model))]
+    def _show(self, picture: Picture, model: str, view: str, given: Given) -> Updates:
+        """A new picture with its choices, and no map yet: an old map beside new choices would be wrong."""
+        given = replace(given, place=None)
+        offer = self.studio.offer(picture, model, given)
+        likely = [index for index, _ in offer.likeliest(ROWS)]
         waiting = dict.fromkeys(self.parts.stages.values(), "")
-        waiting[self.parts.stages[view]] = markup.waiting(picture.views[model])
+        aims = aims_of(self.studio, picture, model, likely[0] if likely else -1, given)
+        waiting[self.parts.stages[view]] = markup.waiting(picture.views[model], aims, bool(likely))
         return waiting | {
             self.parts.picture: picture,
-            self.parts.chosen: likely[0],
-            self.parts.bars: self._bars(picture, model, likely[0]),
-            self.parts.search: gr.update(choices=names, value=None, label=f"Or any other of its {len(names)} classes"),
-            self.parts.rival: gr.update(choices=names, value=likely[:2][-1]),
-            self.parts.question: gr.update(choices=questions(names, likely), value=ITSELF),
+            self.parts.given: given,
+            self.parts.chosen: likely[0] if likely else 0,
+            self.parts.bars: bars_of(self.studio, picture, model, likely[0], given) if likely else "",
+            self.parts.says: says(offer.kind),
+            self.parts.text: gr.update(visible=offer.kind == "text", value=""),
+            self.parts.search: self._found_by_name(offer),
+            **self._others(offer, likely),
+            **{tab: gr.update(label=title(name, offer.kind)) for name, tab in self.parts.tabs.items()},
         }
 
-    # -------------------------------------------------------------------------------------------------- classes
+    def _found_by_name(self, offer: Offer) -> Updates:
+        label = f"Or any other of its {len(offer.names)} {offer.words.several}"
+        hidden = len(offer.names) > ROWS or offer.kind != "box"  # all boxes may be in sight already
+        return gr.update(choices=numbered(offer), value=None, label=label, visible=offer.words.searched and hidden)
+
+    def _others(self, offer: Offer, likely: Sequence[int]) -> Updates:
+        """The choices that the selected one can be compared with."""
+        names = numbered(offer)
+        asked = questions(names, likely, offer.words.one, every=offer.kind == "class")
+        return {
+            self.parts.rival: gr.update(choices=names, value=likely[:2][-1] if likely else None),
+            self.parts.question: gr.update(choices=asked, value=ITSELF, visible=offer.words.rivals),
+        }
+
+    # -------------------------------------------------------------------------------------------------- choices
 
     @_politely
-    def pick(self, picture: Picture | None, model: str, chosen: int, rival: int | None, event: gr.EventData) -> Updates:
-        """A class bar was clicked."""
-        return self._choose(_there(picture), model, _told(event, "index"), chosen, rival)
+    def pick(
+        self, picture: Picture | None, model: str, chosen: int, rival: int | None, given: Given, event: gr.EventData
+    ) -> Updates:
+        """A bar, a box of the picture or a pixel was clicked."""
+        x, y = _told(event, "x"), _told(event, "y")
+        if x is None or y is None:
+            return self._choose(_there(picture), model, _told(event, "index"), chosen, rival, given)
+        if not all(isinstance(share, int | float) and 0 <= share < 1 for share in (x, y)):
+            raise TargetError("this pixel lies outside the picture; click inside it")
+        height, width = _there(picture).inputs[model].shape[-2:]
+        place = int(x * width), int(y * height)
+        index = self.studio.offer(_there(picture), model, given).at(place, (height, width))
+        return {self.parts.chosen: index, self.parts.given: replace(given, place=place)}
 
     @_politely
-    def pick_named(self, picture: Picture | None, model: str, chosen: int, rival: int | None, index: object) -> Updates:
-        """A class was found by its name."""
-        return {} if index is None else self._choose(_there(picture), model, index, chosen, rival)
+    def pick_named(
+        self, picture: Picture | None, model: str, chosen: int, rival: int | None, given: Given, index: object
+    ) -> Updates:
+        """A choice was found by its name."""
+        return {} if index is None else self._choose(_there(picture), model, index, chosen, rival, given)
 
-    def _choose(self, picture: Picture, model: str, index: object, chosen: int, rival: int | None) -> Updates:
-        self._check_class(picture, model, index)
+    def _choose(
+        self, picture: Picture, model: str, index: object, chosen: int, rival: int | None, given: Given
+    ) -> Updates:
+        self.studio.offer(picture, model, given).check(index)
         # A click on the class of the comparison swaps the two.
         swapped = {self.parts.rival: chosen} if index == rival else {}
-        return {self.parts.chosen: index, **swapped}
+        return {self.parts.chosen: index, self.parts.given: replace(given, place=None), **swapped}
 
-    def _check_class(self, picture: Picture, model: str, index: object) -> None:
-        if not isinstance(index, int) or not 0 <= index < len(self.studio.labels(picture, model)):
-            raise TargetError("there is no such class; pick one from the list")
+    @_politely
+    def add_text(self, picture: Picture | None, model: str, given: Given, words: str) -> Updates:
+        """A text was typed: it is the first of the texts, and chosen."""
+        more = with_text(given, words)
+        offer = self.studio.offer(_there(picture), model, more)
+        likely = list(range(len(offer.names)))
+        return {self.parts.chosen: 0, self.parts.given: more, self.parts.text: "", **self._others(offer, likely)}
 
     # ------------------------------------------------------------------------------------------------- drawing
 
@@ -216,23 +268,29 @@ class Handlers:
         """A setting was changed: clear the old message."""
         return {self.parts.notice: ""}
 
-    def look(self, view: str) -> Callable[[], Updates]:
+    def look(self, view: str) -> Callable[[Picture | None, str], Updates]:
         """A tab was opened; settings without effect there are hidden."""
-        return lambda: {
-            self.parts.view: view,
-            self.parts.method: gr.update(visible=view != "methods"),
-            self.parts.opacity: gr.update(visible=view != "layers"),
-            self.parts.question: gr.update(visible=view != "two"),
-        }
+
+        def opened(picture: Picture | None, model: str) -> Updates:
+            rivals = picture is not None and self.studio.offer(picture, model).words.rivals
+            return {
+                self.parts.view: view,
+                self.parts.method: gr.update(visible=view != "methods"),
+                self.parts.opacity: gr.update(visible=view != "layers"),
+                self.parts.question: gr.update(visible=rivals and view != "two"),
+            }
+
+        return opened
 
     def draw(
         self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None,
-        question: int | str, method: str, methods: list[str], progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
+        question: int | str, method: str, methods: list[str], given: Given = NOTHING,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
     ) -> Iterator[Updates]:  # fmt: skip
         """Draw the current settings; panels appear one by one, until the settings change."""
         if picture is None:
             return
-        wish = _wish(model, view, index, rival, question, method, methods)
+        wish = _wish(model, view, index, rival, question, method, methods, given)
         still_wanted = turn.take()
 
         def tell(label: str, done: int, total: int) -> None:
@@ -242,7 +300,7 @@ class Handlers:
 
         try:
             bars = {
-                self.parts.bars: self._bars(picture, model, index),
+                self.parts.bars: bars_of(self.studio, picture, model, index, given),
                 self.parts.address: self._address(picture, wish),
             }
             yield bars
@@ -255,29 +313,23 @@ class Handlers:
                     break
                 # The bars again: a browser may show only the second of two updates in quick succession.
                 yield bars | {self.parts.stages[view]: self._stage(picture, wish, panels)}
-            if view in ("one", "two") and self.studio.is_quick(picture, model, index, method, wish.rivals):
-                self.studio.prefetch(picture, model, _ROWS, method)
+            if view in ("one", "two") and self.studio.is_quick(picture, model, index, method, wish.rivals, given):
+                self.studio.prefetch(picture, model, ROWS, method, replace(given, place=None))
         except OutOfDate:
             return
         except Exception as error:
             yield self.tell(error)
-
-    def _bars(self, picture: Picture, model: str, chosen: int) -> str:
-        shown = self.studio.likeliest(picture, model, _ROWS)
-        if chosen not in dict(shown):
-            shown.append((chosen, self.studio.probability(picture, model, chosen)))
-        labels = self.studio.labels(picture, model)
-        return markup.bars([(index, labels[index], share) for index, share in shown], chosen)
 
     def _address(self, picture: Picture, wish: Wish) -> str:
         sample, model = self.sample_names.get(picture.digest), wish.model if len(self.studio.models) > 1 else ""
         return links.write("sample" if sample else "picture", sample or picture.digest, wish, model)
 
     def _stage(self, picture: Picture, wish: Wish, panels: Sequence[Panel | Blank]) -> str:
-        labels, view = self.studio.labels(picture, wish.model), picture.views[wish.model]
+        labels, view = self.studio.offer(picture, wish.model, wish.given).names, picture.views[wish.model]
         if wish.view == "one":
             lead = markup.found(wish.model, panels)
-            return markup.stage(lead, view, panels, picture=True, facts=markup.facts(panels))
+            aims = aims_of(self.studio, picture, wish.model, wish.index, wish.given)
+            return markup.stage(lead, view, panels, picture=True, facts=markup.facts(panels), aims=aims)
         lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival], panels)
         if wish.view == "layers":
             return markup.figure(lead, self._decomposition(picture, wish))
@@ -285,7 +337,7 @@ class Handlers:
 
     def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
         method = actions.agf_method(wish.method)
-        return self.studio.decomposition(picture, wish.model, wish.index, method, wish.rather_than)
+        return self.studio.decomposition(picture, wish.model, wish.index, method, wish.rather_than, wish.given)
 
     # ----------------------------------------------------------------------------------------------- downloads
 
@@ -333,15 +385,9 @@ def _there(picture: Picture | None) -> Picture:
     return picture
 
 
-def questions(names: Sequence[tuple[str, int]], likely: Sequence[int]) -> list[tuple[str, int | str]]:
-    """The possible questions about the selected class, as text and as values; likely rivals come first."""
-    rivals = [names[i] for i in likely] + [found for found in names if found[1] not in likely]
-    first = [("the class", ITSELF), ("the class rather than its rivals", RIVALS)]
-    return [*first, *((f"rather than {name}", index) for name, index in rivals)]
-
-
 def _wish(
-    model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str]
-) -> Wish:
+    model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str],
+    given: Given = NOTHING,
+) -> Wish:  # fmt: skip
     compared, than = index if rival is None else rival, None if question == ITSELF else question
-    return Wish(model, view, index, compared, method, tuple(methods), than)
+    return Wish(model, view, index, compared, method, tuple(methods), than, given)

@@ -71,6 +71,30 @@ const classlens = {
     }).observe(element, {childList: true, subtree: true, attributes: true, attributeFilter: ['class']});
   },
 
+  // Boxes of a detector, and pixels for a segmentation network: a click asks about what is there. With the keyboard, the
+  // arrow keys move a cross, and Enter or the space bar asks.
+  watchPicture(element, trigger) {
+    const at = aim => [Number(aim.dataset.x ?? 0.5), Number(aim.dataset.y ?? 0.5)];
+    element.addEventListener('click', event => {
+      const box = event.target.closest('.box'), aim = event.target.closest('.aim');
+      if (box) trigger('select', {index: Number(box.dataset.index)});
+      if (!aim) return;
+      const frame = aim.getBoundingClientRect(), keyed = event.detail === 0;
+      const [x, y] = keyed ? at(aim) : [(event.clientX - frame.left) / frame.width, (event.clientY - frame.top) / frame.height];
+      trigger('select', {x, y});
+    });
+    element.addEventListener('keydown', event => {
+      const aim = event.target.closest('.aim');
+      const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
+      if (!aim || !step) return;
+      event.preventDefault();
+      const [x, y] = at(aim).map((value, i) => Math.min(Math.max(value + 0.04 * step[i], 0), 0.999));
+      Object.assign(aim.dataset, {x, y});
+      aim.style.setProperty('--x', x);
+      aim.style.setProperty('--y', y);
+    });
+  },
+
   save(parcel) {
     if (!parcel) return;
     const bytes = Uint8Array.from(atob(parcel.content), letter => letter.charCodeAt(0));

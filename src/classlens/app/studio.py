@@ -2,7 +2,7 @@
 
 >>> studio = Studio({"lite0": load("efficientnet-lite0")})
 >>> picture = studio.open(demo.picture())
->>> studio.likeliest(picture, "lite0", 2)
+>>> studio.offer(picture, "lite0").likeliest(2)
 [(967, 0.18), (285, 0.15)]
 """
 
@@ -25,8 +25,10 @@ from PIL import Image
 from torch import Tensor
 
 from classlens import demo, render
+from classlens.app.offers import Given, Offer, Rivals, offer
+from classlens.core.targets import Targets
 from classlens.data.images import open_image
-from classlens.errors import ImageError, MethodError, TargetError
+from classlens.errors import ImageError, MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
@@ -40,7 +42,7 @@ _QUICK = 3.0  # seconds: slower explanations are not computed ahead
 _KEPT = 256 * 2**20  # bytes of cached pictures and maps
 
 T = TypeVar("T")
-Rivals = int | str | None  # a rival class, "rivals" for all others, or None
+NOTHING = Given()  # but the first texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,58 +107,61 @@ class Studio:
         picture: Picture = kept[0]
         return picture
 
-    def labels(self, picture: Picture, model: str) -> list[str]:
-        """The names of the classes of a network."""
-        names = self.models[model].labels
-        return list(names) if names else [f"class {i}" for i in range(self._logits(picture, model).shape[1])]
-
-    def likeliest(self, picture: Picture, model: str, count: int) -> list[tuple[int, float]]:
-        """The classes with the largest probabilities, and these: [(967, 0.18), (285, 0.15), ...]."""
-        shares = self._shares(picture, model)
-        found = shares.topk(min(count, len(shares)))
-        return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
-
-    def probability(self, picture: Picture, model: str, index: int) -> float:
-        """The probability of a class: softmax, or sigmoid for a multi-label network."""
-        return float(self._shares(picture, model)[index])
+    def offer(self, picture: Picture, model: str, given: Given = NOTHING) -> Offer:
+        """What can be asked of a network about a picture: classes, boxes, classes of pixels, or texts."""
+        look = partial(offer, self.models[model], picture.inputs[model])
+        of_texts = self._keep((picture.digest, model), look, lambda _: 0)
+        return self._keep((picture.digest, model, *given.texts, "offer"), partial(of_texts, given.texts), _offer_bytes)
 
     def explain(
-        self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD, rather_than: Rivals = None
-    ) -> Explanation:
-        """The explanation of one class, from the cache if possible."""
+        self, picture: Picture, model: str, index: int, method: str = DEFAULT_METHOD, rather_than: Rivals = None,
+        given: Given = NOTHING,
+    ) -> Explanation:  # fmt: skip
+        """The explanation of one choice, from the cache if possible."""
         if method not in METHODS:  # a request may hold anything
             raise MethodError("there is no such method; pick one from the list")
-        classes = self._logits(picture, model).shape[1]
-        if not 0 <= index < classes:
-            raise TargetError(f"there is no class {index}; {model} has {classes}")
-        key = (picture.digest, model, method, str(index), f"than {rather_than}")
-        make = partial(explain, self.models[model], picture.inputs[model], index, method, rather_than=rather_than)
-        return self._keep(key, make, lambda e: e.maps.nbytes + e.pictures.nbytes)
+        targets, than, key = self._asked(picture, model, index, rather_than, given)
+        make = partial(explain, self.models[model], picture.inputs[model], targets, method, rather_than=than)
+        return self._keep((*key, method), make, lambda e: e.maps.nbytes + e.pictures.nbytes)
 
-    def is_quick(self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> bool:
-        """Whether explaining another class is fast enough to be done ahead."""
-        return self.explain(picture, model, index, method, rather_than).report.seconds < _QUICK
+    def _asked(
+        self, picture: Picture, model: str, index: int, rather_than: Rivals, given: Given
+    ) -> tuple[Targets, Rivals, tuple[str, ...]]:
+        """A choice as the library takes it: targets and rivals; and the name of what is computed from it."""
+        found = self.offer(picture, model, given)
+        found.check(index)
+        rival = found.names[rather_than] if found.kind == "text" and isinstance(rather_than, int) else rather_than
+        key = (picture.digest, model, str(index), found.names[index], f"than {rival}", f"at {given.place}")
+        return *found.ask(index, rather_than, given.place), key
 
-    def prefetch(self, picture: Picture, model: str, count: int, method: str = DEFAULT_METHOD) -> None:
-        """Compute the most likely classes in the background; unfinished work of an earlier call is dropped."""
+    def is_quick(self, picture: Picture, model: str, index: int, method: str, *asked: Any) -> bool:
+        """Whether explaining another choice is fast enough to be done ahead."""
+        return self.explain(picture, model, index, method, *asked).report.seconds < _QUICK
+
+    def prefetch(
+        self, picture: Picture, model: str, count: int, method: str = DEFAULT_METHOD, given: Given = NOTHING
+    ) -> None:
+        """Compute the most likely choices in the background; unfinished work of an earlier call is dropped."""
         self._turn += 1
-        self._ahead.submit(self._compute_ahead, self._turn, picture, model, count, method)
+        self._ahead.submit(self._compute_ahead, self._turn, picture, model, count, method, given)
 
-    def _compute_ahead(self, turn: int, picture: Picture, model: str, count: int, method: str) -> None:
-        for index, _ in self.likeliest(picture, model, count):
+    def _compute_ahead(self, turn: int, picture: Picture, model: str, count: int, method: str, given: Given) -> None:
+        for index, _ in self.offer(picture, model, given).likeliest(count):
             if turn != self._turn or self._closed:
                 return
-            self.explain(picture, model, index, method)
+            self.explain(picture, model, index, method, None, given)
 
-    def decomposition(self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None) -> bytes:
+    def decomposition(
+        self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None, given: Given = NOTHING
+    ) -> bytes:
         """The terms of AGF, layer by layer, as a PNG (`classlens explain --trace` draws the same)."""
+        targets, than, key = self._asked(picture, model, index, rather_than, given)
 
         def draw() -> bytes:
-            asked = (self.models[model], picture.inputs[model], index, method)
-            return render.png(render.decomposition(explain(*asked, rather_than=rather_than, trace=True)))
+            asked = (self.models[model], picture.inputs[model], targets, method)
+            return render.png(render.decomposition(explain(*asked, rather_than=than, trace=True)))
 
-        key = (picture.digest, model, method, str(index), f"than {rather_than}", "decomposition")
-        return self._keep(key, draw, len)
+        return self._keep((*key, method, "decomposition"), draw, len)
 
     def close(self) -> None:
         """Cancel pending computations."""
@@ -167,17 +172,6 @@ class Studio:
         """Raise `OutOfDate` once the page is closed: a slow method must not delay the shutdown."""
         if self._closed:
             raise OutOfDate
-
-    def _shares(self, picture: Picture, model: str) -> Tensor:
-        logits = self._logits(picture, model)[0].double()
-        return logits.sigmoid() if self.models[model].multilabel else logits.softmax(0)
-
-    def _logits(self, picture: Picture, model: str) -> Tensor:
-        def forward() -> Tensor:
-            # The cheapest method: one checked forward pass, and no gradient.
-            return explain(self.models[model], picture.inputs[model], method="centre").logits.detach()
-
-        return self._keep((picture.digest, model), forward, lambda logits: logits.nbytes)
 
     def _keep(self, key: tuple[str, ...], make: Callable[[], T], measure: Callable[[T], int]) -> T:
         with self._lock:
@@ -213,8 +207,12 @@ def pick_sample(pictures: Mapping[str, bytes], index: object) -> bytes:
     return list(pictures.values())[index]
 
 
+def _offer_bytes(made: Offer) -> int:
+    return made.shares.nbytes + (0 if made.found is None else made.found.nbytes)
+
+
 def _picture_key(digest: str) -> tuple[str, ...]:
-    return ("picture", digest, "")  # three words: no key of logits or maps has three
+    return ("picture", digest)
 
 
 def fingerprint(content: bytes) -> str:

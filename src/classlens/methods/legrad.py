@@ -32,8 +32,7 @@ def legrad(case: Case, last: int = 2) -> Result:
     if not 0 <= last <= len(found):
         raise MethodError(f"last={last} is not possible; this network has {len(found)} blocks with attention")
     tail = Tail.after(case.tape, outputs[-1], "legrad cannot classify the tokens of a block")
-    places = place_index(case.tape)[outputs[-1]].index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
-    axis = places.index(max(places))
+    axis = _axis_of_tokens(case.tape, outputs[-1])
     size = case.images.shape[2:]
     total = torch.zeros((), device=case.images.device)
     for one, output in list(zip(found, outputs, strict=True))[-last:]:
@@ -53,6 +52,16 @@ def _blocks(tape: Tape) -> tuple[list[Attention], list[Value]]:
             "blocks differ; use attnlrp or agf"
         )
     return found, [*inputs[1:], last_output(tape, inputs[-1])]
+
+
+def _axis_of_tokens(tape: Tape, value: Value) -> int:
+    places = place_index(tape).get(value)
+    if places is None:
+        raise MethodError(
+            "legrad classifies the tokens of each block, and these are in no order that can be read; use attnlrp or agf"
+        )
+    sizes = places.index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
+    return sizes.index(max(sizes))
 
 
 def _of_keys(one: Attention, gradient: Tensor) -> Tensor:

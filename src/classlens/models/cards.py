@@ -14,6 +14,9 @@ A folder with `card.json` and `model.safetensors` is all that `load` needs:
       "head": {                                    optional: fully connected layers instead of a module
         "path": "fc", "sizes": [2048, 20]          inputs, hidden layers, classes; "dropout" between them
       },
+      "pyramid": {                                 optional: a segmentation head on layers of the architecture
+        "layers": ["layer2", "layer3", "layer4"], "channels": [512, 1024, 2048], "classes": 21
+      },
       "multilabel": true,                          optional: an independent probability for each class (sigmoid)
       "training": {},                              optional: how it was trained, for information
       "about": "where the weights come from"       optional, for information
@@ -40,6 +43,7 @@ from classlens.files import creating, replacing, write_text
 from classlens.models._text import reason
 from classlens.models.heads import Head
 from classlens.models.preprocess import Preprocess
+from classlens.models.pyramid import Pyramid
 from classlens.models.scans import preprocess_from_json
 
 Number: TypeAlias = bool | int | float
@@ -48,7 +52,7 @@ Override: TypeAlias = Number | Sequence[Number]
 CARD = "card.json"
 WEIGHTS = "model.safetensors"
 _REQUIRED = ("architecture", "weights", "labels", "preprocess")
-_OPTIONAL = ("overrides", "head", "multilabel", "training", "about")
+_OPTIONAL = ("overrides", "head", "pyramid", "multilabel", "training", "about")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Card:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     head: Head | None = None
     multilabel: bool = False
+    pyramid: Pyramid | None = None
 
 
 def read_card(path: str | os.PathLike[str]) -> Card:
@@ -120,6 +125,7 @@ def card_text(
     overrides: Mapping[str, Override] | None = None,
     head: Head | None = None,
     multilabel: bool = False,
+    pyramid: Pyramid | None = None,
     training: Mapping[str, Any] | None = None,
     about: str | None = None,
 ) -> str:
@@ -131,6 +137,7 @@ def card_text(
         "preprocess": preprocess.to_json(),
         **({"overrides": dict(overrides)} if overrides else {}),
         **({"head": head.to_json()} if head else {}),
+        **({"pyramid": pyramid.to_json()} if pyramid else {}),
         **({"multilabel": True} if multilabel else {}),
         **({"training": dict(training)} if training else {}),
         **({"about": about} if about else {}),
@@ -178,6 +185,8 @@ def _card(data: Any, folder: Path) -> Card:
         raise ModelError("overrides must be an object of attribute names and numbers")
     if not isinstance(data.get("multilabel", False), bool):
         raise ModelError("multilabel must be true or false")
+    if "head" in data and "pyramid" in data:
+        raise ModelError("a card has a head or a pyramid, not both")
     if not isinstance(data.get("training", {}), dict):
         raise ModelError("training must be an object: how the network was trained")
     return Card(
@@ -188,6 +197,7 @@ def _card(data: Any, folder: Path) -> Card:
         overrides=overrides,
         head=Head.from_json(data["head"]) if "head" in data else None,
         multilabel=data.get("multilabel", False),
+        pyramid=Pyramid.from_json(data["pyramid"]) if "pyramid" in data else None,
     )
 
 

@@ -22,6 +22,7 @@ from classlens.models.checkpoint import build_with_weights, load_weights
 from classlens.models.heads import replace_head
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
+from classlens.models.pyramid import Segmenter
 from classlens.models.selfsup import FAMILIES
 from classlens.models.sources import EMBEDDED, LIBRARIES, Architecture, ModelInfo, embedded
 
@@ -173,12 +174,15 @@ def _from_card(path: str, weights: str | os.PathLike[str] | None) -> LoadedModel
 
 
 def _with_head(card: Card, weights: str | os.PathLike[str] | None) -> LoadedModel:
-    if card.head is None:
+    if card.head is None and card.pyramid is None:
         return _from_name(card.architecture, weights)
     if weights == "default":
         raise ModelError('a card with its own head needs a weight file: "default" has no weights for this head')
     loaded = _from_name(card.architecture, None)
-    replace_head(loaded.model, card.head)
+    if card.head is not None:
+        replace_head(loaded.model, card.head)
+    if card.pyramid is not None:
+        loaded = replace(loaded, model=Segmenter(loaded.model, card.pyramid))
     if weights is not None:
         load_weights(loaded.model, weights)
     return loaded

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from classlens.core.targets.questions import Outline
     from classlens.explanation import Explanation
 
-_COLOUR = (255, 212, 0)  # neither red nor blue, and bright on a grey picture
+OUTLINE = (255, 212, 0)  # neither red nor blue, and bright on a grey picture
 _LEAST = 7  # pixels: a smaller box is drawn larger, around its centre
 
 
@@ -33,10 +33,16 @@ def overlay_of(explanation: Explanation, row: int, k: int, scale: Scale | None =
 def outlined(pixels: RGB, outlines: Sequence[Outline]) -> RGB:
     """A picture with outlines drawn in."""
     drawn = pixels.copy()
-    for outline in outlines:
-        inside = _filled(outline, pixels.shape[:2]) if isinstance(outline, Box) else _array(outline)
-        drawn[edge(inside)] = _COLOUR
+    drawn[strokes(outlines, pixels.shape[:2])] = OUTLINE
     return drawn
+
+
+def strokes(outlines: Sequence[Outline], size: tuple[int, ...]) -> NDArray[np.bool_]:
+    """(H,W): the pixels of the lines, on a picture of the network's input size."""
+    lines = np.zeros(size[:2], bool)
+    for outline in outlines:
+        lines |= edge(_filled(outline, size) if isinstance(outline, Box) else _array(outline))
+    return lines
 
 
 def edge(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:

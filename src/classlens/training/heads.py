@@ -39,6 +39,10 @@ class Backbone:
         return self.loaded.model
 
     @property
+    def head_path(self) -> str:
+        return self.head.path
+
+    @property
     def head_module(self) -> nn.Module:
         return self.model.get_submodule(self.head.path)
 
@@ -51,7 +55,7 @@ class Backbone:
                 self.model(images)
         finally:
             hook.remove()
-        return seen[0]
+        return seen[0].float()
 
 
 def with_new_head(

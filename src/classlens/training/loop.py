@@ -1,4 +1,4 @@
-"""The training loop: binary cross-entropy, Adam, a schedule; resumable at any time with identical results.
+"""The training loop: a task's loss, Adam, a schedule; resumable at any time with identical results.
 
 Order, crops and dropout of an epoch depend only on seed and epoch. All other state is in one file, replaced atomically
 after each epoch. So a killed and resumed run ends with the same numbers as an uninterrupted one.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -63,23 +63,52 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """The metrics of one epoch."""
+class Row:
+    """The metrics of one epoch; each task adds its own."""
 
     epoch: int
     learning_rate: float
     train_loss: float
     val_loss: float
+
+    @property
+    def score(self) -> float:
+        """The metric that the best epoch maximises."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Epoch(Row):
+    """The metrics of one epoch of a multi-label training."""
+
     val_map: float  # mean over classes of the average precision
     val_f1: float  # at probability 0.5, pooled over all images and classes
 
+    @property
+    def score(self) -> float:
+        return self.val_map
 
-def best_of(history: Sequence[Epoch]) -> Epoch:
-    """The epoch with the best mAP; the first one if several tie."""
-    return max(history, key=lambda row: (row.val_map, -row.epoch))
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: a loss of (logits, targets), and how an epoch is validated."""
+
+    metric: str  # the score in words: "mAP"
+    loss_name: str
+    loss: Callable[[Tensor, Tensor], Tensor]
+    row: Callable[..., Row]  # the metrics of an epoch
+    validate: Callable[[nn.Module, Source], tuple[float, ...]]  # the loss and the metrics of `row`
 
 
-def is_finished(history: Sequence[Epoch], recipe: Recipe) -> bool:
+R = TypeVar("R", bound=Row)
+
+
+def best_of(history: Sequence[R]) -> R:
+    """The epoch with the best score; the first one if several tie."""
+    return max(history, key=lambda row: (row.score, -row.epoch))
+
+
+def is_finished(history: Sequence[Row], recipe: Recipe) -> bool:
     """Whether all epochs are done, or patience has run out."""
     if not history:
         return False
@@ -87,44 +116,46 @@ def is_finished(history: Sequence[Epoch], recipe: Recipe) -> bool:
 
 
 def fit(
+    task: Task,
     module: nn.Module,
     train: Source,
     val: Source,
     recipe: Recipe,
     folder: Path,
     identity: Mapping[str, Any],
-    on_epoch: Callable[[list[Epoch]], None],
+    on_epoch: Callable[[list[Any]], None],
     progress: Progress,
-) -> list[Epoch]:
+) -> list[Any]:
     """Train until finished; returns all epochs, including those of earlier runs.
 
     `module` takes the inputs of the sources. `on_epoch` gets the history before the epoch is saved: if the process
     dies in between, it is called again.
     """
     machine = Machine.of(module, recipe)
-    history = machine.resume(folder / STATE, identity)
+    history = machine.resume(folder / STATE, identity, task.row)
     while not is_finished(history, recipe):
         epoch = len(history)
         rate = recipe.learning_rate * SCHEDULES[recipe.schedule](epoch, recipe.epochs)
-        best = f", best mAP {100 * best_of(history).val_map:.1f} %" if history else ""
+        best = f", best {task.metric} {100 * best_of(history).score:.1f} %" if history else ""
         say = functools.partial(progress, f"epoch {epoch + 1} of {recipe.epochs}{best}")
-        loss = _train(machine, train, epoch, recipe.seed, rate, say)
-        history.append(Epoch(epoch, rate, loss, *validate(module, val)))
+        loss = _train(machine, task.loss, train, epoch, recipe.seed, rate, say)
+        history.append(task.row(epoch, rate, loss, *task.validate(module, val)))
         on_epoch(history)
         machine.save(folder / STATE, identity, history)
     return history
 
 
 def _train(
-    machine: Machine, source: Source, epoch: int, seed: int, rate: float, say: Callable[[int, int], None]
-) -> float:
+    machine: Machine, loss_of: Callable[[Tensor, Tensor], Tensor], source: Source, epoch: int, seed: int, rate: float,
+    say: Callable[[int, int], None],
+) -> float:  # fmt: skip
     """Train one epoch; returns the mean loss."""
     total = count = 0.0
     machine.module.train()
     with torch.random.fork_rng():
         torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))  # dropout
         for done, (inputs, targets) in enumerate(source.batches(epoch), 1):
-            loss = F.binary_cross_entropy_with_logits(*_forward(machine.module, inputs, targets))
+            loss = loss_of(*forward(machine.module, inputs, targets))
             if not torch.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {float(loss.detach())} in epoch {epoch + 1}; use a smaller learning rate"
@@ -136,7 +167,7 @@ def _train(
     return total / count
 
 
-def _forward(module: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def forward(module: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Logits in float32 and targets, on the module's device; mixed precision on a GPU."""
     weight = next(module.parameters())
     inputs, targets = inputs.to(weight.device), targets.to(weight.device)
@@ -151,7 +182,7 @@ def validate(module: nn.Module, source: Source) -> tuple[float, float, float]:
     module.eval()
     logits, targets = (
         torch.cat(parts).cpu()
-        for parts in zip(*(_forward(module, *batch) for batch in source.batches(None)), strict=True)
+        for parts in zip(*(forward(module, *batch) for batch in source.batches(None)), strict=True)
     )
     loss = float(F.binary_cross_entropy_with_logits(logits, targets))
     guess, truth = logits > 0, targets > 0
@@ -168,6 +199,9 @@ def mean_average_precision(scores: NDArray[Any], truth: NDArray[np.bool_]) -> fl
     found = [average_precision(scores[:, k], truth[:, k]) for k in range(truth.shape[1])]
     known = [value for value in found if value is not None]
     return float(np.mean(known)) if known else 0.0
+
+
+MULTILABEL = Task("mAP", "binary cross-entropy", F.binary_cross_entropy_with_logits, Epoch, validate)
 
 
 # --------------------------------------------------------------------------------------------------------- state
@@ -195,14 +229,14 @@ class Machine:
         self.scaler.step(self.optimiser)
         self.scaler.update()
 
-    def save(self, path: Path, identity: Mapping[str, Any], history: Sequence[Epoch]) -> None:
+    def save(self, path: Path, identity: Mapping[str, Any], history: Sequence[Row]) -> None:
         """Save everything that the next epoch needs; the file is replaced atomically."""
         state = {"identity": dict(identity), "history": [vars(row) for row in history]}
         state |= {name: part.state_dict() for name, part in vars(self).items()}
         with replacing(path) as draft, draft.open("wb") as stream:  # a stream: torch.save would store a path's name
             torch.save(state, stream)
 
-    def resume(self, path: Path, identity: Mapping[str, Any]) -> list[Epoch]:
+    def resume(self, path: Path, identity: Mapping[str, Any], row: Callable[..., Row]) -> list[Row]:
         """Restore the state after the last complete epoch; returns the epochs so far."""
         if not path.is_file():
             self.save(path, identity, [])  # marks the folder as a training
@@ -214,7 +248,7 @@ class Machine:
         check_identity(state["identity"], identity, path.parent)
         for name, part in vars(self).items():
             part.load_state_dict(state[name])
-        return [Epoch(**row) for row in state["history"]]
+        return [row(**one) for one in state["history"]]
 
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:

@@ -7,15 +7,12 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,11 +25,9 @@ from classlens.progress import Progress, silent
 from classlens.render import write_png
 from classlens.training.data import Data, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
-from classlens.training.loop import STATE, Epoch, Recipe, TrainingError, best_of, fit
+from classlens.training.loop import MULTILABEL, Epoch, Recipe, best_of, fit
+from classlens.training.run import metrics_figure, run_folder, table, training_text
 from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,8 @@ class Trained:
     """The result of a training."""
 
     folder: Path
-    history: tuple[Epoch, ...]
-    best: Epoch
+    history: tuple[Any, ...]  # the metrics of each epoch
+    best: Any
     remark: str  # which images were skipped
 
 
@@ -71,9 +66,7 @@ def train_multilabel(
     The folder holds card.json and model.safetensors (the best epoch so far), metrics.csv, metrics.png and state.pt.
     """
     recipe = recipe or Recipe()
-    folder = Path(out)
-    if (folder / CARD).exists() and not (folder / STATE).exists():
-        raise TrainingError(f"{folder} holds a model from elsewhere: choose another --out")
+    folder = run_folder(out)
     data = open_data(choices.data, choices.layout, recipe.seed, progress)
     backbone = with_new_head(choices.backbone, choices.weights, len(data.labels), choices.hidden, seed=recipe.seed)
     backbone.model.to(choices.device)
@@ -89,10 +82,10 @@ def train_multilabel(
         if best_of(history) is history[-1]:
             write_weights(folder / WEIGHTS, backbone.model)
         write_text(folder / CARD, _card(backbone, data, history, identity))
-        write_text(folder / "metrics.csv", _table(history))
+        write_text(folder / "metrics.csv", table(history))
 
-    history = fit(module, train, val, recipe, folder, identity, on_epoch, progress)
-    write_png(folder / "metrics.png", metrics_figure(history))
+    history = fit(MULTILABEL, module, train, val, recipe, folder, identity, on_epoch, progress)
+    write_png(folder / "metrics.png", metrics_figure(history, MULTILABEL))
     return Trained(folder, tuple(history), best_of(history), skipped_text(data.skipped))
 
 
@@ -133,46 +126,11 @@ def _identity(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) 
 
 
 def _card(backbone: Backbone, data: Data, history: Sequence[Epoch], identity: dict[str, Any]) -> str:
-    best = best_of(history)
     return card_text(
         architecture=backbone.name,
         preprocess=backbone.loaded.preprocess,
         labels=data.labels,
         head=backbone.head,
         multilabel=True,
-        training=identity
-        | {"pictures": {"train": len(data.train), "val": len(data.val)}, "skipped": len(data.skipped)}
-        | {"best": asdict(best), "classlens": version("classlens")},
+        training=training_text(identity, data, history),
     )
-
-
-def _table(history: Sequence[Epoch]) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [field.name for field in fields(Epoch)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in history)
-    return buffer.getvalue()
-
-
-def metrics_figure(history: Sequence[Epoch]) -> Figure:
-    """Loss and mAP by epoch, with the best epoch marked."""
-    from matplotlib.figure import Figure
-
-    epochs, best = [row.epoch + 1 for row in history], best_of(history)
-    fig = Figure(figsize=(8, 3.2), layout="constrained")
-    loss, score = fig.subplots(1, 2)
-    marker = "o" if len(history) == 1 else None
-    loss.plot(epochs, [row.train_loss for row in history], color="#888888", marker=marker, label="training")
-    loss.plot(epochs, [row.val_loss for row in history], color="#1f6fe0", marker=marker, label="validation")
-    loss.set_title("binary cross-entropy", loc="left", fontsize=10)
-    loss.legend(frameon=False, fontsize=9)
-    score.plot(epochs, [100 * row.val_map for row in history], color="#e4202c", marker=marker)
-    score.plot(best.epoch + 1, 100 * best.val_map, "o", color="#e4202c")
-    score.set_title(
-        f"validation mAP, best {100 * best.val_map:.1f} % in epoch {best.epoch + 1}", loc="left", fontsize=10
-    )
-    for axes in (loss, score):
-        axes.set_xlabel("epoch", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    return fig

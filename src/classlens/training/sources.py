@@ -15,15 +15,13 @@ from typing import Protocol
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from classlens.data.layouts import Item
 from classlens.files import text_hash
-from classlens.models import Preprocess
+from classlens.models import LoadedModel, Preprocess
 from classlens.models.cards import write_weights
-from classlens.models.heads import Head
 from classlens.training.data import Data, fingerprint, order, pieces, random_view, whole_view
-from classlens.training.heads import Backbone
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,...), targets (B,classes)
 
@@ -110,14 +108,41 @@ def _stacked(futures: Sequence[Future[Batch]]) -> Batch:
 # ------------------------------------------------------------------------------------------------ cached features
 
 
+class Body(Protocol):
+    """A network with a new head, whose other layers stay as they are."""
+
+    @property
+    def loaded(self) -> LoadedModel: ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def head_path(self) -> str: ...
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B,D): what the head gets."""
+        ...
+
+
+View = Callable[[Item, Data, Preprocess, bool], Batch]  # ..., mirrored -> an image and its target
+
+
+def plain_view(item: Item, data: Data, preprocess: Preprocess, mirrored: bool) -> Batch:
+    """An image as at evaluation, or its mirror image, and its labels."""
+    image, labels = whole_view(item, data, preprocess)
+    return image.flip(-1) if mirrored else image, labels
+
+
 def cached_features(
-    backbone: Backbone,
+    backbone: Body,
     data: Data,
     examples: Sequence[Item],
     folder: Path,
     mirrored: bool,
     device: str,
     say: Callable[[int, int], None],
+    view: View = plain_view,
 ) -> Batch:
     """The features of each image, or of its mirror image, from the frozen body; cached on disk."""
     key = _key(backbone, data.labels)
@@ -127,7 +152,7 @@ def cached_features(
         digest = text_hash(f"{key}\n{mirrored}\n{fingerprint(chosen)}")
         file = folder / f"{number:05d}-{digest}.safetensors"
         if not file.is_file():
-            features, targets = _compute(backbone, data, chosen, mirrored, device)
+            features, targets = _compute(backbone, data, chosen, mirrored, device, view)
             folder.mkdir(parents=True, exist_ok=True)
             write_weights(file, {"features": features, "targets": targets})
         part = load_file(file)
@@ -137,26 +162,26 @@ def cached_features(
     return torch.cat(all_features), torch.cat(all_targets)
 
 
-def _compute(backbone: Backbone, data: Data, examples: Sequence[Item], mirrored: bool, device: str) -> Batch:
+def _compute(backbone: Body, data: Data, examples: Sequence[Item], mirrored: bool, device: str, view: View) -> Batch:
     features: list[Tensor] = []
     targets: list[Tensor] = []
     for positions in pieces(range(len(examples)), _AT_ONCE):
-        views = [whole_view(examples[position], data, backbone.loaded.preprocess) for position in positions]
+        views = [view(examples[position], data, backbone.loaded.preprocess, mirrored) for position in positions]
         images = torch.stack([image for image, _ in views])
-        features.append(backbone.features((images.flip(-1) if mirrored else images).to(device)).float().cpu())
-        targets.append(torch.stack([labels for _, labels in views]))
+        features.append(backbone.features(images.to(device)).cpu())
+        targets.append(torch.stack([target for _, target in views]))
     return torch.cat(features), torch.cat(targets)
 
 
-def _key(backbone: Backbone, labels: Sequence[str]) -> str:
+def _key(backbone: Body, labels: Sequence[str]) -> str:
     """A hash of what determines features and targets besides the images: body weights, preprocessing, labels."""
-    digest = hashlib.sha256(f"{backbone.loaded.preprocess.to_json()}{backbone.head.path}{labels}".encode())
-    for name, tensor in body_state(backbone.model.state_dict(), backbone.head).items():
+    digest = hashlib.sha256(f"{backbone.loaded.preprocess.to_json()}{backbone.head_path}{labels}".encode())
+    for name, tensor in body_state(backbone.model.state_dict(), backbone.head_path).items():
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def body_state(state: dict[str, Tensor], head: Head) -> dict[str, Tensor]:
+def body_state(state: dict[str, Tensor], head_path: str) -> dict[str, Tensor]:
     """The weights outside the head."""
-    return {key: value for key, value in state.items() if not key.startswith(f"{head.path}.")}
+    return {key: value for key, value in state.items() if not key.startswith(f"{head_path}.")}

@@ -23,14 +23,15 @@ from classlens.core.targets.detections import box, detection
 from classlens.core.targets.likeness import Embedding, like, text, unlike
 from classlens.core.targets.neuron import neuron
 from classlens.core.targets.numbers import Number
-from classlens.core.targets.questions import Asked, Asking, Box, Question
+from classlens.core.targets.questions import Asked, Asking, Box, Outline, Question
 from classlens.core.targets.region import region
 from classlens.core.targets.resolve import Targets, indexed, questions_in, resolve_targets
 from classlens.core.targets.scores import OfClass, directions, picked, scores
+from classlens.core.targets.survey import Survey, survey
 
 __all__ = [
     "RIVALS", "Above", "Asked", "Asking", "Box", "Called", "Class", "Contrast", "Embedding", "LabelOf", "Models",
-    "Number", "OfClass", "Question", "RatherThan", "Scalar", "Target", "Targets", "Top", "above", "box", "detection",
-    "directions", "indexed", "like", "neuron", "picked", "questions_in", "region", "resolve_targets", "scores",
-    "text", "top", "unlike",
+    "Number", "OfClass", "Outline", "Question", "RatherThan", "Scalar", "Survey", "Target", "Targets", "Top", "above",
+    "box", "detection", "directions", "indexed", "like", "neuron", "picked", "questions_in", "region",
+    "resolve_targets", "scores", "survey", "text", "top", "unlike",
 ]  # fmt: skip

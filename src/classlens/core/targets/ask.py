@@ -54,7 +54,7 @@ def ask(
     if rows is None:
         assert tape is not None
         check_logits(tape.logits, len(batch))
-        labels = _fitting(models.labels, tape.logits.shape[1])
+        labels = fitting(models.labels, tape.logits.shape[1])
         return Answered(tape, *resolve_targets(targets, tape.logits, labels, rather_than), output, whole)
     if rather_than is not None:
         raise TargetError("rather_than works only with classes; subtract one question from the other instead")
@@ -96,7 +96,8 @@ def check_logits(logits: Tensor, batch: int) -> None:
         raise ModelError(f"the logits of image {row} are NaN or infinite; check the weights and the input's range")
 
 
-def _fitting(labels: Sequence[str] | None, classes: int) -> Sequence[str] | None:
+def fitting(labels: Sequence[str] | None, classes: int) -> Sequence[str] | None:
+    """The labels, if there is one for each class."""
     if labels is not None and len(labels) != classes:
         raise ModelError(
             f"the model has {classes} classes but {len(labels)} labels; give one label for each class, or none"

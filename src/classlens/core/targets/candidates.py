@@ -12,7 +12,7 @@ candidate, and its evidence is that of the candidate's own class logit. Known re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,32 +37,39 @@ class Detection:
     label: int
     score: float
     logit: Pick | Tensor  # where its class logit is, or its live score, from which the logit is found
+    corners: Tensor  # (4,), live: left, top, right, bottom
 
 
 def detections(answers: Answers, image: int) -> list[Detection]:
     """The detections of an image, the highest score first."""
     result = answers.result
-    if isinstance(result, tuple | list) and len(result) == answers.images and _has_boxes(result[image]):
-        return _kept_by_the_network(result[image])
-    if isinstance(result, dict) and {"logits", "pred_boxes"} <= result.keys():
+    if not has_boxes(answers):
+        raise TargetError(
+            "boxes need a detector: a list of dicts with boxes, labels and scores, a dict with logits and pred_boxes, "
+            f"or one tensor (B,4+classes,candidates); this network returns {described(result)}"
+        )
+    if isinstance(result, dict):
         return _of_queries(answers, result["logits"], result["pred_boxes"][image], image)
+    if not isinstance(result, Tensor) and isinstance(result[image], dict):
+        return _kept_by_the_network(result[image])
+    return _in_one_tensor(answers, (result if isinstance(result, Tensor) else result[0])[image])
+
+
+def has_boxes(answers: Answers) -> bool:
+    """Whether the network answers as a detector does, in one of the three ways."""
+    result = answers.result
+    if isinstance(result, dict):
+        return {"logits", "pred_boxes"} <= result.keys()
     first = result[0] if isinstance(result, tuple | list) and result else result
-    if isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images:
-        return _in_one_tensor(answers, first[image])
-    raise TargetError(
-        "boxes need a detector: a list of dicts with boxes, labels and scores, a dict with logits and pred_boxes, or "
-        f"one tensor (B,4+classes,candidates); this network returns {described(result)}"
-    )
-
-
-def _has_boxes(one: Any) -> bool:
-    return isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys()
+    if isinstance(first, dict):
+        return len(result) == answers.images and {"boxes", "labels", "scores"} <= first.keys()
+    return isinstance(first, Tensor) and first.dim() == 3 and first.shape[0] == answers.images
 
 
 def _kept_by_the_network(one: dict[str, Any]) -> list[Detection]:
     scores, boxes, labels = (one[name].detach() for name in ("scores", "boxes", "labels"))
     return [
-        Detection(Box(*boxes[i].tolist()), int(labels[i]), float(scores[i]), one["scores"][i])
+        Detection(Box(*boxes[i].tolist()), int(labels[i]), float(scores[i]), one["scores"][i], one["boxes"][i])
         for i in scores.argsort(descending=True).tolist()
     ]
 
@@ -79,7 +86,7 @@ def _of_queries(answers: Answers, of_all: Tensor, boxes: Tensor, image: int) -> 
     values = logits.detach().double()
     chances = values.softmax(1)[:, :-1] if len(labels) == classes - 1 else values.sigmoid()
     height, width = answers.size
-    corners = _corners(boxes.detach().double()) * torch.tensor([width, height, width, height], dtype=torch.float64)
+    corners = _corners(boxes) * boxes.new_tensor([width, height, width, height])
     scores, best = chances.max(1)
     chosen = answers.recorder.values.get(id(of_all)) in chosen_values(answers.recorder.nodes)
 
@@ -87,7 +94,7 @@ def _of_queries(answers: Answers, of_all: Tensor, boxes: Tensor, image: int) -> 
         return Pick(("logits",), index=(i, int(best[i])), chosen=chosen)
 
     return [
-        Detection(Box(*corners[i].tolist()), int(best[i]), float(scores[i]), logit(i))
+        Detection(Box(*corners[i].tolist()), int(best[i]), float(scores[i]), logit(i), corners[i])
         for i in scores.argsort(descending=True).tolist()
         if scores[i] >= LEAST_SCORE
     ]
@@ -113,11 +120,11 @@ def _in_one_tensor(answers: Answers, rows: Tensor) -> list[Detection]:
         raise TargetError(f"the output {tuple(rows.shape)} of one image does not hold boxes and probabilities")
     scores, best = chances.detach().max(1)
     kept = suppressed(_corners(boxes.detach()), scores, best)
+    corners = [_corners(boxes[i : i + 1])[0] for i in kept]
     return [
-        Detection(Box(*_corners(boxes[i : i + 1].detach())[0].tolist()), int(best[i]), float(scores[i]),
-                  classes[i, best[i]])
-        for i in kept
-    ]  # fmt: skip
+        Detection(Box(*box.tolist()), int(best[i]), float(scores[i]), classes[i, best[i]], box)
+        for i, box in zip(kept, corners, strict=True)
+    ]
 
 
 def _corners(boxes: Tensor) -> Tensor:
@@ -161,36 +168,50 @@ def logit_of(answers: Answers, detection: Detection, image: int, number: int) ->
     """
     if isinstance(detection.logit, Pick):
         return detection.logit
-    recorder = answers.recorder
-    whole = _recorded(answers, detection.logit)
-    nodes = last_linear(recorder.nodes, whole)
-    edges: Any = [node.outputs[0].edge for node in nodes]
-    logit = detection.logit
-    found = gradients([logit], edges, [torch.ones_like(logit)], recorder.odd, retain_graph=True, allow_unused=True)
-    reached = {node: g for node, g in zip(nodes, found, strict=True) if g is not None and (g > 0).any()}
+    found = last_gradients(answers, detection.logit)
+    reached = {node: gradient for node, gradient in found.items() if (gradient > 0).any()}
     if not reached:
         raise TargetError(
             f"the score of box {number} has no gradient at any layer (it is saturated at {detection.score:.6g}); ask "
             "for another box"
         )
-    node = _of_classes(recorder.nodes, reached)
-    gradient = reached[node]
-    index = tuple(int(i) for i in torch.unravel_index(gradient.argmax(), gradient.shape))
-    call = last_of_calls(recorder.nodes, node.module).index(node)
-    chosen = node.outputs[0] in chosen_values(recorder.nodes)
-    if gradient.shape[0] == answers.images:
-        return Pick(layer=node.module, call=call, index=index[1:], chosen=chosen)
+    node = _of_classes(answers.recorder.nodes, reached)
+    return pick_at(answers, node, reached[node].argmax(), reached[node].shape)
+
+
+def last_gradients(answers: Answers, number: Tensor) -> dict[Node, Tensor]:
+    """The gradient of a live number of the result at the outputs of the last weight layers before it."""
+    recorder = answers.recorder
+    nodes = last_linear(recorder.nodes, _recorded(answers, number))
+    edges: Any = [node.outputs[0].edge for node in nodes]
+    found = gradients([number], edges, [torch.ones_like(number)], recorder.odd, retain_graph=True, allow_unused=True)
+    return {node: gradient for node, gradient in zip(nodes, found, strict=True) if gradient is not None}
+
+
+def pick_at(answers: Answers, node: Node, place: Tensor, shape: torch.Size) -> Pick:
+    """Where one number of a layer's output is, by its place in the flattened output."""
+    nodes = answers.recorder.nodes
+    index = tuple(int(i) for i in torch.unravel_index(place, shape))
+    call = last_of_calls(nodes, node.module).index(node)
+    if shape[0] == answers.images:
+        return Pick(layer=node.module, call=call, index=index[1:], chosen=node.outputs[0] in chosen_values(nodes))
     if answers.images > 1:
         raise TargetError("this detector chooses its candidates from the images; ask about one image at a time")
     return Pick(layer=node.module, call=call, index=index, rows=True)
 
 
+def heads_of(nodes: Sequence[Node], reached: Iterable[Node]) -> list[Node]:
+    """The layers with no other of them after them: a result also reaches the layers before the heads."""
+    reached = list(reached)
+    return [node for node in reached if not any(node in before(nodes, other) for other in reached if other != node)]
+
+
 def _of_classes(nodes: Sequence[Node], reached: dict[Node, Tensor]) -> Node:
     """The layer of the class logits: with no other layer between it and the score, and with most outputs.
 
-    A score also reaches the layers before the heads, which may have more outputs than there are classes.
+    The layers before the heads may have more outputs than there are classes.
     """
-    heads = [node for node in reached if not any(node in before(nodes, other) for other in reached if other != node)]
+    heads = heads_of(nodes, reached)
     outputs = {node: node.outputs[0].shape[-1 if node.op == "linear" else 1] for node in heads}
     largest = [node for node in heads if outputs[node] == max(outputs.values())]
     if len(largest) > 1:
@@ -208,5 +229,5 @@ def _recorded(answers: Answers, score: Tensor) -> Any:
     while node is not None and node not in by_node:
         node = next((following for following, _ in node.next_functions if following is not None), None)
     if node is None:
-        raise TargetError("the scores of this detector have no gradient, so its boxes cannot be explained")
+        raise TargetError("what this detector returns has no gradient there, so it cannot be explained")
     return by_node[node]
