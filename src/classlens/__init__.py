@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from classlens import selfsup, trust
     from classlens.comparison import Comparison, compare
+    from classlens.concept import Concepts, concepts
     from classlens.core.targets import above, box, detection, like, neuron, region, text, top, unlike
     from classlens.errors import ClasslensError
     from classlens.explanation import Explanation, Report, explain
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 # The module of each public name. Names are imported on first use: importing torch takes seconds, and `classlens --help`
 # should be fast.
 _HOMES = {
-    "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Explanation": "explanation",
-    "LoadedModel": "models", "Report": "explanation", "compare": "comparison", "explain": "explanation",
-    "load": "models",
+    "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Concepts": "concept",
+    "Explanation": "explanation", "LoadedModel": "models", "Report": "explanation", "compare": "comparison",
+    "concepts": "concept", "explain": "explanation", "load": "models",
     **dict.fromkeys(
         ("above", "box", "detection", "like", "neuron", "region", "text", "top", "unlike"), "core.targets"
     ),
@@ -38,12 +39,14 @@ __all__ = [
     "METHODS",
     "ClasslensError",
     "Comparison",
+    "Concepts",
     "Explanation",
     "LoadedModel",
     "Report",
     "above",
     "box",
     "compare",
+    "concepts",
     "detection",
     "explain",
     "like",

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from classlens.cli.compare import compare
+from classlens.cli.concepts import concepts
 from classlens.cli.early import check_out
 from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
@@ -84,6 +85,7 @@ def _common(
 
 app.command(no_args_is_help=True)(explain)
 app.command(no_args_is_help=True)(compare)
+app.command(no_args_is_help=True)(concepts)
 app.command()(models)
 app.command()(methods)
 add_evaluate(app)

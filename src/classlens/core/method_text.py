@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from classlens.errors import MethodError
@@ -28,6 +28,16 @@ def parse(text: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(known)}"
         raise MethodError(f"there is no method {name!r}; {hint}")
     return name, _options(inside, text) if inside else {}
+
+
+def written(name: str, options: Mapping[str, Any]) -> str:
+    """A method with its options as users write it.
+
+    >>> written("agf", {"only": "C"})
+    'agf(only=C)'
+    """
+    inside = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}({inside})" if inside else name
 
 
 def _options(inside: str, text: str) -> dict[str, Any]:

@@ -41,6 +41,15 @@ class FeatureMap:
         """The number of its positions."""
         return math.prod(self.as_map(self.value.tensor).shape[2:])
 
+    def restored(self, maps: Tensor) -> Tensor:
+        """The inverse of `as_map`: (N,B,C,*places) -> (N, *shape); 0 where the value has no place (a class token)."""
+        shape = self.value.shape
+        entry = self.as_map(torch.arange(shape[1:].numel(), device=maps.device).reshape(1, *shape[1:])).flatten()
+        found = maps.new_zeros(*maps.shape[:2], shape[1:].numel())
+        found[..., entry] = maps.flatten(2)
+        whole: Tensor = found.unflatten(2, shape[1:])
+        return whole
+
 
 def spatial_cuts(tape: Tape) -> list[FeatureMap]:
     """Feature maps with more than one position that all evidence passes through; the deepest first.
@@ -132,7 +141,7 @@ def chosen_maps(case: Case, cotangents: Tensor, layer: str | None, shallower: in
     """
     whole(0, shallower=shallower)
     if layer is not None:
-        yield _read(case, cotangents, _named(case, layer))
+        yield _read(case, cotangents, named_map(case.tape, layer))
         return
     cuts = spatial_cuts(case.tape)
     if not cuts:
@@ -234,13 +243,13 @@ def _read(case: Case, cotangents: Tensor, found: FeatureMap, gradients: Tensor |
     return Seen(None, found.as_map(found.value.tensor), found.as_map(gradients))
 
 
-def _named(case: Case, layer: str) -> FeatureMap:
+def named_map(tape: Tape, layer: str) -> FeatureMap:
     """The last output of a module."""
-    inside = [node for node in case.tape.nodes if is_inside(node, layer)]
+    inside = [node for node in tape.nodes if is_inside(node, layer)]
     if not inside:
-        hint = near(layer, layer_names(case.tape.nodes))
+        hint = near(layer, layer_names(tape.nodes))
         raise MethodError(f"no operation was recorded in a layer {layer!r}{hint}")
-    found = feature_map(case.tape, inside[-1].outputs[0])
+    found = feature_map(tape, inside[-1].outputs[0])
     if found is None:
         shape = tuple(inside[-1].outputs[0].shape)
         raise MethodError(

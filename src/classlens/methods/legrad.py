@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value, place_index
+from classlens.core.capture import Tape, Value, place_index
 from classlens.core.capture.backward import gradients
 from classlens.errors import MethodError
 from classlens.methods.blocks import Attention, attentions, block_inputs, last_output
 from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, method
+from classlens.methods.tail import Tail
 
 
 @method(
@@ -31,11 +31,12 @@ def legrad(case: Case, last: int = 2) -> Result:
     found, outputs = _blocks(case.tape)
     if not 0 <= last <= len(found):
         raise MethodError(f"last={last} is not possible; this network has {len(found)} blocks with attention")
-    tail = Tail.after(case.tape, outputs[-1])
+    tail = Tail.after(case.tape, outputs[-1], "legrad cannot classify the tokens of a block")
+    axis = _axis_of_tokens(case.tape, outputs[-1])
     size = case.images.shape[2:]
     total = torch.zeros((), device=case.images.device)
     for one, output in list(zip(found, outputs, strict=True))[-last:]:
-        cotangent = tail.gradient(case, output)
+        cotangent = _gradient(tail, axis, case, output)
         at_output = replace(case.tape, output=output).gradients(cotangent, [one.output])[one.output]
         total = total + enlarged(_of_keys(one, one.gradient(at_output)).transpose(0, 1), size)
     return Result(total)
@@ -53,6 +54,16 @@ def _blocks(tape: Tape) -> tuple[list[Attention], list[Value]]:
     return found, [*inputs[1:], last_output(tape, inputs[-1])]
 
 
+def _axis_of_tokens(tape: Tape, value: Value) -> int:
+    places = place_index(tape).get(value)
+    if places is None:
+        raise MethodError(
+            "legrad classifies the tokens of each block, and these are in no order that can be read; use attnlrp or agf"
+        )
+    sizes = places.index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
+    return sizes.index(max(sizes))
+
+
 def _of_keys(one: Attention, gradient: Tensor) -> Tensor:
     """(K,B,h,w): E over heads and queries of the positive gradient, for each key at its place."""
     if one.keys is None or one.keys.index.numel() != gradient.shape[-1]:
@@ -67,52 +78,11 @@ def _of_keys(one: Attention, gradient: Tensor) -> Tensor:
     return found
 
 
-class Tail:
-    """The part of a network after its last block, run again on other tokens."""
-
-    def __init__(self, nodes: Sequence[Node], tape: Tape, begins: Value, axis: int) -> None:
-        self.nodes, self.tape, self.begins = nodes, tape, begins
-        self.axis = axis  # of the tokens
-
-    @classmethod
-    def after(cls, tape: Tape, value: Value) -> Tail:
-        """Everything that depends on a value; it must be the only way from the image to the logits."""
-        live, nodes = {value}, []
-        for node in tape.nodes:
-            if live.intersection(node.inputs):
-                if not live.issuperset(node.inputs):
-                    raise MethodError(
-                        f"legrad cannot classify the tokens of a block: {node.where} reads other values too"
-                    )
-                if node.op == "as_strided_scatter":
-                    raise MethodError(
-                        f"legrad cannot classify the tokens of a block: {node.module or 'the model'} writes to a view "
-                        "of its output; write that step without the underscore or inplace=True"
-                    )
-                live.update(node.outputs)
-                nodes.append(node)
-        places = place_index(tape).get(value)
-        if places is None:
-            raise MethodError(
-                "legrad classifies the tokens of each block, and these are in no order that can be read; use attnlrp "
-                "or agf"
-            )
-        sizes = places.index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
-        return cls(nodes, tape, value, sizes.index(max(sizes)))
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The logits of tokens of the shape that the last block gives."""
-        known = {self.begins: tokens}
-        for node in self.nodes:
-            results = node.call(*(known[value] for value in node.inputs))
-            known.update(zip(node.outputs, results, strict=True))
-        return known[self.tape.output]
-
-    def gradient(self, case: Case, output: Value) -> Tensor:
-        """(K, *shape): the gradient of the scores of a block's mean token, at the block's output."""
-        with torch.inference_mode(False), torch.enable_grad():
-            tokens = output.tensor.detach().clone().requires_grad_()
-            logits = self(tokens.mean(self.axis, keepdim=True).expand_as(tokens))
-            scores = (logits * case.directions(logits.detach())).flatten(1).sum(1)
-            one = torch.ones_like(scores[0])
-            return torch.stack([gradients([s], [tokens], [one], case.tape.odd, retain_graph=True)[0] for s in scores])
+def _gradient(tail: Tail, axis: int, case: Case, output: Value) -> Tensor:
+    """(K, *shape): the gradient of the scores of a block's mean token, at the block's output."""
+    with torch.inference_mode(False), torch.enable_grad():
+        tokens = output.tensor.detach().clone().requires_grad_()
+        logits = tail(tokens.mean(axis, keepdim=True).expand_as(tokens))
+        scores = (logits * case.directions(logits.detach())).flatten(1).sum(1)
+        one = torch.ones_like(scores[0])
+        return torch.stack([gradients([s], [tokens], [one], case.tape.odd, retain_graph=True)[0] for s in scores])

@@ -130,6 +130,7 @@ class Method:
     layers: bool  # uses the layers of the network; otherwise image and logits are enough
     contrastive: bool  # always contrasts the class with others, by construction
     attention: bool  # only for networks with attention; others are refused
+    linear: Mapping[str, Any] | None  # with these options, relevance can be followed in parts (`concepts`); None: never
     holds: str  # what it keeps in memory for each class: tensors of "layers", of "inputs", or only "maps"
 
     @property
@@ -144,20 +145,21 @@ METHODS: dict[str, Method] = {}
 def method(
     name: str, *, family: str, summary: str, class_specific: bool, signed: bool, conserves: bool, paper: str,
     scalars: bool = False, layers: bool = True, contrastive: bool = False, attention: bool = False,
-    holds: str | None = None,
+    linear: Mapping[str, Any] | None = None, holds: str | None = None,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:  # fmt: skip
     """Register a function (Case, **options) -> Result.
 
     With `scalars` it must use only `scores` and `directions` of the Case, and no class index. With `layers=False` it
-    must use only the image, the logits and the gradients at the image: the nodes of the tape may be missing. `holds`
-    decides how many classes it gets at once (`classlens.chunks`); by default "layers" or, without them, "inputs".
+    must use only the image, the logits and the gradients at the image: the nodes of the tape may be missing. `linear`
+    are the options, often none, with which it is one sweep whose rules are linear in the relevance. `holds` decides how
+    many classes it gets at once (`classlens.chunks`); by default "layers" or, without them, "inputs".
     """
 
     def add(run: Callable[..., Result]) -> Callable[..., Result]:
         options = tuple(inspect.signature(run).parameters)[1:]
         METHODS[name] = Method(
             name, run, family, summary, class_specific, signed, conserves, paper, options, scalars, layers, contrastive,
-            attention, holds or ("layers" if layers else "inputs"),
+            attention, linear, holds or ("layers" if layers else "inputs"),
         )  # fmt: skip
         return run
 

@@ -164,7 +164,7 @@ def _lrp(alpha: float, variant: str) -> Recipe:
 
 @method(
     "lrp", family=FAMILY, summary="positive contributions only (alpha 1, beta 0), z^B at the image",
-    class_specific=False, signed=False, conserves=True, scalars=True, paper=LRP_PAPER,
+    class_specific=False, signed=False, linear={}, conserves=True, scalars=True, paper=LRP_PAPER,
 )  # fmt: skip
 def lrp(case: Case, variant: str = "default") -> Result:
     """Corrected: contributions of x+ and of x- share one denominator."""
@@ -173,7 +173,7 @@ def lrp(case: Case, variant: str = "default") -> Result:
 
 @method(
     "lrp-ab", family=FAMILY, summary="contributions for (alpha 2) minus contributions against (beta 1)",
-    class_specific=False, signed=True, conserves=True, scalars=True, paper=LRP_PAPER,
+    class_specific=False, signed=True, linear={}, conserves=True, scalars=True, paper=LRP_PAPER,
 )  # fmt: skip
 def lrp_ab(case: Case, variant: str = "default") -> Result:
     """Corrected in the same way as `lrp`."""
@@ -183,7 +183,7 @@ def lrp_ab(case: Case, variant: str = "default") -> Result:
 @method(
     "lrp-epsilon-plus-flat", family=FAMILY,
     summary="composite: epsilon in dense layers, positive contributions in convolutions, flat at the image",
-    class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
+    class_specific=True, signed=True, linear={}, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_plus_flat(case: Case) -> Result:
     """The sign comes from the dense layers; convolutions distribute it without cancellation."""
@@ -193,7 +193,7 @@ def lrp_epsilon_plus_flat(case: Case) -> Result:
 @method(
     "lrp-epsilon-gamma-box", family=FAMILY,
     summary="composite: epsilon in dense layers, gamma in convolutions, z^B at the image",
-    class_specific=True, signed=True, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
+    class_specific=True, signed=True, linear={}, conserves=True, scalars=True, paper=COMPOSITE_PAPER,
 )  # fmt: skip
 def lrp_epsilon_gamma_box(case: Case, gamma: float = 0.25) -> Result:
     """`gamma` = 0 is epsilon; a large `gamma` keeps only positive contributions."""
@@ -304,7 +304,7 @@ EXCITATION_PAPER = "Zhang et al.: Top-Down Neural Attention by Excitation Backpr
 
 @method(
     "excitation-bp", family=FAMILY, summary="probability that a top-down walk over positive weights ends at a pixel",
-    class_specific=False, signed=False, conserves=True, scalars=True, paper=EXCITATION_PAPER,
+    class_specific=False, signed=False, linear={}, conserves=True, scalars=True, paper=EXCITATION_PAPER,
 )  # fmt: skip
 def excitation_bp(case: Case) -> Result:
     """Starts from probability 1 at the class."""
@@ -314,7 +314,8 @@ def excitation_bp(case: Case) -> Result:
 @method(
     "contrastive-excitation-bp", family=FAMILY,
     summary="excitation of the class minus excitation of its opposite (the last layer's weights negated)",
-    class_specific=True, signed=True, contrastive=True, conserves=True, scalars=True, paper=EXCITATION_PAPER,
+    class_specific=True, signed=True, contrastive=True, linear={}, conserves=True, scalars=True,
+    paper=EXCITATION_PAPER,
 )  # fmt: skip
 def contrastive_excitation_bp(case: Case) -> Result:
     """The two walks differ only in their first step, so one sweep from there propagates the difference."""

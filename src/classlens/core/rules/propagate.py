@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +78,11 @@ class Ledger:
     axes: Mapping[Value, Axis] = field(default_factory=dict)  # where the images are in each value
     node: Node | None = None  # whose rule is running; None outside of a sweep, where images are along the first axis
 
+    def emptied(self) -> Ledger:
+        """The same ledger for another sweep: rules keep a reference to it."""
+        self.absorbed, self.node = 0.0, None
+        return self
+
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
         """`weight` times this relevance (K, *shape of the running node's output or input) stays where it is."""
         self.absorbed = self.absorbed + weight * self.total(relevance)
@@ -139,6 +146,31 @@ def without_denormals(relevance: Tensor, peak: float) -> Tensor:
     return F.hardshrink(relevance, max(limits.tiny, limits.tiny ** (2 / 3) * min(peak, 1.0)))
 
 
+class Reached(Exception):
+    """A sweep arrived at the value of `stopping_at`. It is no error: it carries what is needed to go on.
+
+    `relevance` (K, *shape) is that of the value, summed over its uses. `onward` sweeps other relevance (N, *shape) of
+    the value on to the image, by the same rules. Relevance that bypasses the value is left behind.
+    """
+
+    def __init__(self, relevance: Tensor, onward: Callable[[Tensor], Sweep]) -> None:
+        super().__init__("the sweep arrived at the value")
+        self.relevance, self.onward = relevance, onward
+
+
+_stop: ContextVar[Value | None] = ContextVar("classlens_stop", default=None)
+
+
+@contextmanager
+def stopping_at(value: Value) -> Iterator[None]:
+    """Within this block, a sweep that arrives at `value` raises `Reached`. It is local to the thread (and task)."""
+    token = _stop.set(value)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
 def propagate(
     tape: Tape,
     start: Mapping[Value, Tensor],
@@ -165,6 +197,7 @@ def propagate(
     with torch.no_grad():
         for node in reversed(tape.nodes):
             arrived = [settle(value) for value in node.outputs]
+            _stop_at(node, arrived, start, lambda parts: propagate(tape, parts, choose, merge, ledger.emptied()))
             if all(relevance is None for relevance in arrived):
                 continue
             ledger.node = node
@@ -179,11 +212,26 @@ def propagate(
                 pending.setdefault(value, []).append(share)
             if done is not None:
                 done(node)
-        relevance = settle(tape.image)
-    if relevance is None:
-        relevance = torch.zeros(len(next(iter(start.values()))), *tape.image.shape).to(tape.image.tensor)
+        arriving = settle(tape.image)
+    relevance = _nothing(start, tape.image) if arriving is None else arriving
     absorbed = torch.zeros(relevance.shape[:2], dtype=torch.float64) + torch.as_tensor(ledger.absorbed).cpu()
     return Sweep(relevance, absorbed)
+
+
+def _stop_at(
+    node: Node, arrived: Sequence[Tensor | None], start: Mapping[Value, Tensor],
+    onward: Callable[[Mapping[Value, Tensor]], Sweep],
+) -> None:  # fmt: skip
+    """Raise `Reached` if the node makes the value of `stopping_at`."""
+    stop = _stop.get()
+    if stop is not None and stop in node.outputs:
+        there = arrived[node.outputs.index(stop)]
+        raise Reached(_nothing(start, stop) if there is None else there, lambda parts: onward({stop: parts}))
+
+
+def _nothing(start: Mapping[Value, Tensor], value: Value) -> Tensor:
+    """Relevance 0 of a value that none arrived at: (K, *shape)."""
+    return torch.zeros(len(next(iter(start.values()))), *value.shape).to(value.tensor)
 
 
 def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Callable[[Node], None]:

@@ -41,7 +41,7 @@ RESIDUAL_FROM_STRIDE = 8  # the residual enters where feature maps are at least 
 
 @method(
     "agf", family=FAMILY, summary="balanced AGF: our rule, for modern networks too",
-    class_specific=True, signed=True, conserves=True, scalars=True, paper=PAPER,
+    class_specific=True, signed=True, conserves=True, scalars=True, linear={"only": "C"}, paper=PAPER,
 )  # fmt: skip
 def agf(case: Case, without: str | Iterable[str] = (), only: str | None = None, residual: str | None = None) -> Result:
     """The paper's terms, with balanced magnitudes in each layer.
