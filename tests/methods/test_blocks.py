@@ -29,6 +29,10 @@ def recorded(do: Do, x: Tensor = IMAGES) -> Tape:
     return record(Does(do).eval(), x)
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 def same(s: Tensor) -> Tensor:
     return s
 
@@ -125,6 +129,22 @@ def test_the_gradient_at_the_weights_is_autograds(form: str, count: int) -> None
         assert torch.allclose(gradient, slow.detach())
 
 
+def test_the_gradient_where_the_values_are_learnt() -> None:
+    values = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1)).double()
+    tape = recorded(lambda x: attended(tokens(x), tokens(x), values))
+    (found,) = find_attentions(tape)
+    cotangent = torch.randn(3, 2, 6, 4).double()
+    assert torch.allclose(found.gradient(cotangent)[:, :, 0], cotangent @ values.mT)
+
+
+def test_a_single_image_needs_no_axis_of_its_own() -> None:
+    (found,) = find_attentions(recorded(lambda x: (t := tokens(x)[0], attended(t, t, t))[1], IMAGES[:1]))
+    t = tokens(IMAGES)[0]
+    assert torch.allclose(found.weights, (t @ t.mT / 2).softmax(-1)[None, None])
+    cotangent = torch.randn(3, 6, 4).double()
+    assert torch.allclose(found.gradient(cotangent), (cotangent @ t.mT)[:, None, None])
+
+
 def heads_of(t: Tensor) -> Tensor:
     """(K,B,tokens,channels) -> (K,B,heads,tokens,channels of a head)."""
     return t.unflatten(3, (2, 2)).transpose(2, 3)
@@ -133,6 +153,17 @@ def heads_of(t: Tensor) -> Tensor:
 def one_row(x: Tensor) -> Tensor:
     """The tokens of all pictures as those of one."""
     return tokens(x).flatten(0, 1)[None]
+
+
+def test_images_among_the_channels_are_refused() -> None:
+    """(channels, tokens, images): the scores add up products of all images."""
+
+    def mixed(x: Tensor) -> Tensor:
+        t = x.flatten(2).permute(1, 2, 0)
+        return attended(t, t, t).permute(2, 0, 1)
+
+    with pytest.raises(MethodError, match="cannot be told apart"):
+        find_attentions(recorded(mixed))
 
 
 BETWEEN: dict[str, Callable[[Tensor, nn.MultiheadAttention], Tensor]] = {
@@ -212,6 +243,52 @@ def test_attnlrp_does_not_depend_on_how_attention_is_written() -> None:
     assert torch.allclose(classlens.explain(model, x, 1, "attnlrp").maps, written, rtol=1e-8)
 
 
+def looked(t: Tensor) -> Tensor:
+    """Attention between tokens."""
+    return attended(t, t, t)
+
+
+DENSE = nn.Linear(4, 4).double()
+NO_BLOCKS: dict[str, Do] = {
+    "the sum skips more than norms and projections": lambda t: t + looked(t.relu()),
+    "a sum before it": lambda t: looked(F.layer_norm(DENSE(t) + 2 * t, (4,))),
+    "plus a constant": lambda t: (t + 1).relu().mean() * looked(t),
+    "times what comes out": lambda t: t * looked(t),
+}
+
+
+@pytest.mark.parametrize("name", NO_BLOCKS)
+def test_what_is_no_block(name: str) -> None:
+    """The value that attention reads, through norms and projections, has to be added to a live value."""
+    tape = recorded(lambda x: NO_BLOCKS[name](tokens(x)))
+    assert block_inputs(tape, find_attentions(tape)) == []
+
+
+def test_two_attentions_of_one_block_have_one_input() -> None:
+    tape = recorded(lambda x: (t := tokens(x) * 2, t + looked(t) + looked(3 * t))[1])
+    assert block_inputs(tape, find_attentions(tape)) == [tape.nodes[2].outputs[0]]
+    assert tape.nodes[2].op == "mul"
+
+
+def test_the_last_output_is_a_sum_of_two_live_values() -> None:
+    """Not a constant added after it, nor a product, nor a sum of another shape."""
+
+    def do(x: Tensor) -> Tensor:
+        t = tokens(x) * 2
+        t = t + looked(t)
+        u = (t + 1) * t.sigmoid()
+        return u.mean(1) + t.mean(1)
+
+    tape = recorded(do)
+    (block,) = block_inputs(tape, find_attentions(tape))
+    assert last_output(tape, block) is next(node for node in tape.nodes if len(node.inputs) == 2).outputs[0]
+
+
+def test_a_layer_before_the_norm_is_no_projection() -> None:
+    tape = recorded(lambda x: looked(F.layer_norm(DENSE(tokens(x)), (4,))))
+    assert projections(tape, find_attentions(tape)) == set()
+
+
 def test_a_network_of_blocks_without_sums_has_no_block_inputs() -> None:
     tape = recorded(lambda x: (t := tokens(x), F.scaled_dot_product_attention(t, t, t).mean(1))[1])
     found = find_attentions(tape)
@@ -222,15 +299,11 @@ def test_a_network_of_blocks_without_sums_has_no_block_inputs() -> None:
 # ------------------------------------------------------------------------------------------------------------ one grid
 
 
-def attended(q: Tensor, t: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, t, t)
-
-
 def test_all_blocks_must_have_the_same_tokens() -> None:
     def fewer(x: Tensor) -> Tensor:
         t = tokens(x)
-        t = attended(t, t)[:, :4]
-        return attended(t, t)
+        t = looked(t)[:, :4]
+        return looked(t)
 
     tape = recorded(fewer)
     with pytest.raises(MethodError, match="has 4 queries and 4 keys after 6 tokens; use attnlrp or agf"):
@@ -239,19 +312,19 @@ def test_all_blocks_must_have_the_same_tokens() -> None:
 
 def test_only_the_last_block_may_pool() -> None:
     query = torch.ones(2, 1, 4).double()
-    last = recorded(lambda x: (t := tokens(x), attended(query, attended(t, t)))[1])
+    last = recorded(lambda x: (t := tokens(x), (u := looked(t), attended(query, u, u))[1])[1])
     assert one_grid(find_attentions(last), "a method") == (2, 3)
-    first = recorded(lambda x: (t := tokens(x), attended(attended(query, t).expand_as(t), t))[1])
+    first = recorded(lambda x: (t := tokens(x), attended(attended(query, t, t).expand_as(t), t, t))[1])
     with pytest.raises(MethodError, match="has 1 queries and 6 keys after 6 tokens"):
         one_grid(find_attentions(first), "a method")
-    more = recorded(lambda x: (t := tokens(x), attended(torch.cat([t, t], 1), t))[1])
+    more = recorded(lambda x: (t := tokens(x), attended(torch.cat([t, t], 1), t, t))[1])
     with pytest.raises(MethodError, match="has 12 queries and 6 keys after 6 tokens"):
         one_grid(find_attentions(more), "a method")
 
 
 def test_tokens_in_no_order_are_refused() -> None:
     mix = torch.ones(6, 6).double()
-    tape = recorded(lambda x: (t := mix @ tokens(x), attended(t, t))[1])
+    tape = recorded(lambda x: looked(mix @ tokens(x)))
     with pytest.raises(MethodError, match="or they are in no order that can be read; use attnlrp or agf"):
         one_grid(find_attentions(tape), "a method")
 
@@ -272,3 +345,19 @@ def test_keys_that_are_learnt_have_no_places() -> None:
     keys = torch.ones(1, 6, 4).double()
     (found,) = find_attentions(recorded(lambda x: F.scaled_dot_product_attention(tokens(x), keys, tokens(x))))
     assert found.keys is None
+
+
+def test_the_places_of_queries_are_not_those_of_keys() -> None:
+    def few_keys(x: Tensor) -> Tensor:
+        t = tokens(x)
+        return (t @ t[:, :3].mT).softmax(-1) @ t[:, :3]
+
+    (found,) = find_attentions(recorded(few_keys))
+    assert found.weights.shape == (2, 1, 6, 3)
+    assert found.keys is None
+
+
+def test_two_tokens_are_enough() -> None:
+    t = tokens(IMAGES[..., :1])
+    (found,) = find_attentions(recorded(lambda x: (t := tokens(x), (t @ t.mT).softmax(-1) @ t)[1], IMAGES[..., :1]))
+    assert torch.allclose(found.weights, (t @ t.mT).softmax(-1)[:, None])

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import Value, record
 from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods import conservative
 from classlens.methods.blocks import find_attentions
-from classlens.methods.conservative import Altered, _is_pooled, bias_at, gamma_back
+from classlens.methods.conservative import Altered, _is_pooled, _on_image, bias_at, gamma_back
+from classlens.methods.registry import Case
 from steps import Does
 
 Do = Callable[[Tensor], Tensor]
@@ -54,11 +56,23 @@ def rooted(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps).detach()
 
 
+def fixed(x: Tensor) -> Tensor:
+    return (x - W[:4, None]) * torch.rsqrt(B[:4, None] ** 2 + 1e-5)
+
+
 NORMS: dict[str, tuple[Do, Do]] = {
     "layer": (lambda x: F.layer_norm(x, (6,), W, B), lambda x: normed(x, (-1,), 1e-5) * W + B),
     "layer without weights": (lambda x: F.layer_norm(x, (6,)), lambda x: normed(x, (-1,), 1e-5)),
     "layer over two axes": (lambda x: F.layer_norm(x, (4, 6), eps=0.5), lambda x: normed(x, (-2, -1), 0.5)),
     "layer by defaults": (lambda x: torch.layer_norm(1e-3 * x, (6,)), lambda x: normed(1e-3 * x, (-1,), 1e-5)),
+    "batch": (
+        lambda x: F.batch_norm(x, W[:4], B[:4] ** 2, B[2:], W[2:]),
+        lambda x: fixed(x) * B[2:, None] + W[2:, None],
+    ),
+    "batch of its own": (
+        lambda x: F.batch_norm(x, None, None, training=True),  # as autograd has it
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ),
     "rms": (lambda x: F.rms_norm(x, (6,), W, eps=0.3), lambda x: rooted(x, 0.3) * W),
     "rms of small values": (lambda x: F.rms_norm(1e-8 * x, (6,)), lambda x: rooted(1e-8 * x, 2.0**-52)),
 }
@@ -125,6 +139,9 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "two matrices": (lambda x: x @ x.mT, lambda x: half(torch.matmul, x, x.mT)),
     "a constant": (lambda x: 3 * x, lambda x: 3 * x),
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
+    "nothing": (lambda x: F.dropout(2 * x, 0.5, training=False), lambda x: 2 * x),
+    "a constant in einsum": (lambda x: torch.einsum("bij,jk->bik", x, MIX), lambda x: x @ MIX),
+    "cut off": (lambda x: x.detach() * 2, lambda x: 2 * x),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
     "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
     "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
@@ -161,6 +178,11 @@ def weights(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT * 3**-0.5).softmax(-1).detach()
 
 
+def scored(x: Tensor, by: Callable[..., Tensor] = lambda product, a, b: product(a, b)) -> Tensor:
+    return by(torch.matmul, x, x.mT)
+
+
+MIX5 = random(5, 5, seed=4)
 ATTENTION: dict[str, tuple[Do, Do]] = {
     "fused": (lambda x: FUSED(x, 2 * x, x.flip(2)), lambda x: weights(x, 2 * x) @ x.flip(2)),
     "groups": (
@@ -175,6 +197,21 @@ ATTENTION: dict[str, tuple[Do, Do]] = {
     "its output in a product": (
         lambda x: FUSED(x, x, x) @ x.mT,
         lambda x: half(torch.matmul, weights(x, x) @ x, x.mT),
+    ),
+    "mixed by a layer afterwards": (  # which makes other values of the weights: a product of two signals
+        lambda x: (a := scored(x).softmax(-1), a @ x + F.linear(a, MIX5) @ x)[1],
+        lambda x: (a := scored(x, half).softmax(-1), a.detach() @ x + half(torch.matmul, F.linear(a, MIX5), x))[1],
+    ),
+    "added to scores": (
+        lambda x: (a := scored(x).softmax(-1), a @ x + (a + scored(x)) @ x)[1],
+        lambda x: (
+            a := scored(x, half).softmax(-1),
+            a.detach() @ x + half(torch.matmul, a + scored(x, half), x),
+        )[1],
+    ),
+    "softmax afterwards": (
+        lambda x: (a := scored(x).softmax(-1), a @ x + a.softmax(-1) @ x)[1],
+        lambda x: (a := scored(x, half).softmax(-1), a.detach() @ x + half(torch.matmul, a.softmax(-1), x))[1],
     ),
     "scaled afterwards": (
         lambda x: (0.5 * (x @ x.mT * 3**-0.5).softmax(-1)).flatten(0, 1) @ x.flatten(0, 1),
@@ -284,18 +321,28 @@ def test_convolutions_and_linear_layers_have_a_gamma_each() -> None:
         assert torch.allclose(changed.sum(), plain.sum(), rtol=1e-3)  # and all of it arrives
 
 
-@pytest.mark.parametrize(
-    "project", [nn.Linear(3, 4, bias=False), nn.Conv1d(3, 4, 1, bias=False)], ids=["linear", "conv"]
-)
-def test_projections_of_attention_have_no_gamma(project: nn.Module) -> None:
+def patches(x: Tensor) -> Tensor:
+    """(B,3,2,6) -> (B,6,6): six patches of two pixels, with three colours each."""
+    return x.unflatten(3, (3, 2)).permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_projections_of_attention_have_no_gamma(kind: str) -> None:
+    """With it, other channels, and so other pixels of a patch, would get the relevance of a token."""
+    torch.manual_seed(0)
+    dense, conv = nn.Linear(6, 4, bias=False), nn.Conv2d(3, 4, (1, 2), (1, 2), bias=False)
+    project = nn.Linear(4, 4, bias=False) if kind == "linear" else nn.Conv1d(4, 4, 1, bias=False)
+
     def do(x: Tensor) -> Tensor:
-        tokens = x.flatten(2)
-        tokens = project(tokens).mT if isinstance(project, nn.Conv1d) else project(tokens.mT)
+        tokens = project(conv(x).flatten(2).mT) if kind == "linear" else project(dense(patches(x)).mT).mT
         return FUSED(tokens, tokens, tokens).mean(1)
 
-    model, x = Does(do), random(1, 3, 2, 3)
-    model.project = project
-    assert torch.allclose(attnlrp(model, x, 3.0, 3.0), attnlrp(model, x, 0.0, 0.0), rtol=1e-3, atol=1e-6)
+    model, x = Does(do), random(1, 3, 2, 6)
+    model.layers = nn.ModuleList([dense, conv, project])
+    with_gamma = (0.0, 3.0) if kind == "linear" else (3.0, 0.0)
+    plain = attnlrp(model, x, 0.0, 0.0)
+    assert torch.allclose(attnlrp(model, x, *with_gamma), plain, rtol=1e-3, atol=1e-6)
+    assert (attnlrp(model, x, *reversed(with_gamma)) - plain).norm() > 0.1 * plain.norm()  # patches have theirs
 
 
 # ------------------------------------------------------------------------------------------------------------ libragrad
@@ -336,6 +383,21 @@ def test_libragrad_adds_up_to_the_logit(biases: bool) -> None:
     assert torch.allclose(F.avg_pool2d(e.maps, 4).sum((2, 3)), e.logits[:, [0, 2]].double())
 
 
+def test_the_bias_of_the_layer_before_the_first_block_does_not_count() -> None:
+    class Embedded(Plain):
+        def __init__(self) -> None:
+            super().__init__(True, F.relu)
+            self.inside = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t = self.inside(self.patch(x).flatten(2).mT)
+            return self.head(t + self.attend(t, t, t, need_weights=False)[0]).mean(1)
+
+    torch.manual_seed(0)
+    e = classlens.explain(Embedded().double().eval(), random(2, 3, 8, 12), 0, "libragrad")
+    assert torch.allclose(F.avg_pool2d(e.maps, 4).sum((2, 3)), e.logits[:, :1].double())
+
+
 def test_the_constant_that_a_layer_adds() -> None:
     x, bias = random(2, 6, 3, 2), random(6, seed=1)
     kernel, dense = random(6, 6, 1, 1, seed=2), random(6, 2, seed=3)
@@ -365,6 +427,55 @@ def test_a_share_that_cannot_be_drawn_is_refused() -> None:
     model = Mixes(True, NORMS["layer"][0]).double().eval()
     with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 6, 6\) cannot be read, so its share"):
         classlens.explain(model, random(2, 3, 8, 12), 0, "libragrad")
+
+
+def test_shares_on_two_grids_are_added() -> None:
+    """Each is enlarged to the image from the grid of its own value."""
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(F.avg_pool2d(x, 2), 2).sum((2, 3))).eval(), x)
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    fine, coarse = (node.outputs[0] for node in tape.nodes[:2])
+    shares = [(value, random(1, *value.shape, seed=i)) for i, value in enumerate((fine, coarse, fine))]
+    together = _on_image(case, shares).maps
+    assert torch.allclose(together, sum(_on_image(case, [share]).maps for share in shares))
+
+
+def test_a_pooled_share_has_no_place() -> None:
+    """It is left out; if there is no other, nothing can be drawn."""
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 2).relu().sum((2, 3))).eval(), x)
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    on_places, pooled = ((value, random(1, *value.shape)) for value in (tape.nodes[0].outputs[0], tape.output))
+    assert torch.equal(_on_image(case, [on_places, pooled]).maps, _on_image(case, [on_places]).maps)
+    with pytest.raises(MethodError, match="the tokens of this network are in no order on a grid"):
+        _on_image(case, [pooled])
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_grid_of_one_place_is_pooled_too(places: int) -> None:
+    x = random(2, 3, 4, 4 * places)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 4).relu().sum((2, 3))).eval(), x)
+    value = tape.nodes[0].outputs[0]
+    case = Case(nn.Identity(), x, tape, torch.tensor([[0], [1]]))
+    if places == 1:
+        with pytest.raises(MethodError, match="in no order on a grid"):
+            _on_image(case, [(value, value.tensor[None])])
+    else:
+        assert _on_image(case, [(value, value.tensor[None])]).maps.any()
+
+
+def test_a_share_of_unknown_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random(2, 3, 8, 12)
+    tape = record(Does(lambda x: F.avg_pool2d(x, 2).sum((2, 3))).eval(), x)
+    value = tape.nodes[0].outputs[0]
+    monkeypatch.setattr(conservative, "image_index", lambda tape: {})
+    with pytest.raises(MethodError, match=r"the places of a value of shape \(2, 3, 4, 6\) cannot be read"):
+        _on_image(Case(nn.Identity(), x, tape, torch.tensor([[0], [1]])), [(value, value.tensor[None])])
+
+
+def test_libragrad_needs_attention() -> None:
+    with pytest.raises(MethodError, match=r"^libragrad needs attention, and this network has none"):
+        classlens.explain(Does(lambda x: x.mean((2, 3))).eval(), random(2, 3, 8, 12), 0, "libragrad")
 
 
 MIX6, BIAS6 = random(6, 6, seed=5), random(6, seed=6)

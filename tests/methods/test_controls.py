@@ -1,7 +1,9 @@
+import itertools
 import math
 
 import pytest
 import torch
+from torch import nn
 
 import classlens
 from classlens.errors import MethodError
@@ -89,6 +91,24 @@ def test_sobel_against_plain_loops() -> None:
             down = sum(w * (p[c, i + 1, j + d] - p[c, i - 1, j + d]) / 2 for d, w in weights.items())
             total += across**2 + down**2
         assert torch.isclose(found[i, j], total**0.5, rtol=1e-5)
+
+
+def test_sobel_of_a_volume_against_plain_loops() -> None:
+    """A slope along one axis, smoothed along both others."""
+    volume = torch.rand(1, 1, 5, 6, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.Flatten(), nn.Linear(420, 2)).double().eval()
+    found, p = classlens.explain(model, volume, 1, "sobel").maps[0, 0], volume[0, 0]
+    weights = {-1: 0.25, 0: 0.5, 1: 0.25}
+    total = 0.0
+    for axis in range(3):
+        edge = 0.0
+        for step, slope in ((1, 0.5), (-1, -0.5)):
+            for (d, w), (e, v) in itertools.product(weights.items(), weights.items()):
+                move = [d, e]
+                move.insert(axis, step)
+                edge += slope * w * v * float(p[2 + move[0], 3 + move[1], 4 + move[2]])
+        total += edge**2
+    assert float(found[2, 3, 4]) == pytest.approx(total**0.5)
 
 
 def test_impossible_grid_is_refused() -> None:

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Reading, record
+from classlens.core.capture.reading import Pick
 from classlens.errors import CaptureError, MethodError, UnsupportedOp
-from classlens.methods import deeplift
+from classlens.methods import Case, deeplift
 from classlens.methods.deeplift import multipliers
 from classlens.methods.inputs import baselines
 from goldens import distance
@@ -135,6 +136,12 @@ def test_a_function_of_one_unit_has_its_mean_slope(name: str) -> None:
     assert torch.allclose(two_records(function, x, x0), (function(x) - function(x0)) / (x - x0), rtol=1e-12)
 
 
+def overwritten(t: Tensor) -> Tensor:
+    y = 2 * t
+    y[:, :2].copy_(t[:, 2:])
+    return y
+
+
 def halves(t: Tensor) -> tuple[Tensor, Tensor]:
     return t[:, :2], t[:, 2:]
 
@@ -161,6 +168,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool3d": lambda t: F.max_pool3d(t.reshape(1, 1, 1, 2, 2), (1, 2, 1)).flatten(1),
     "adaptive_max_pool3d": lambda t: F.adaptive_max_pool3d(t.reshape(1, 1, 1, 2, 2), 1).flatten(1),
     "grid_sample": lambda t: F.grid_sample(t.reshape(1, 1, 2, 2), PLACES, align_corners=False).flatten(1),
+    "a part that is overwritten": lambda t: overwritten(t),
     "live indices": lambda t: t.gather(1, (t > -9).long()[:, :2]),
     "indices": lambda t: F.max_pool1d(t[None], 2, return_indices=True)[0][0],
 }  # fmt: skip
@@ -249,6 +257,19 @@ def test_maximum_by_hand() -> None:
     assert torch.allclose(found, torch.tensor([[[0.0, 3 / 5], [3 / 3.5, 0.0]]]).double())
 
 
+def test_minimum_by_hand() -> None:
+    """It rose from 0 to 1 by the second entry, the baseline's smallest; it fell from 3 to 0.5 by the image's smallest.
+
+    A bound that is a whole number takes part without a share of its own.
+    """
+    x = torch.tensor([[[1.0, 5.0], [0.5, 1.0]]]).double()
+    x0 = torch.tensor([[[2.0, 0.0], [4.0, 3.0]]]).double()
+    found = two_records(lambda t: t.amin(2), x, x0)
+    assert torch.allclose(found, torch.tensor([[[0.0, 1 / 5], [2.5 / 3.5, 0.0]]]).double())
+    bounded = two_records(lambda t: torch.minimum(t.flatten(1), 2 + (t > 9).long().flatten(1)), x, x0)
+    assert torch.allclose(bounded, torch.tensor([[[1.0, 2 / 5], [1.5 / 3.5, 1 / 2]]]).double())
+
+
 def test_product_is_shared_half_way() -> None:
     x, x0 = torch.tensor([[3.0, 5.0]]).double(), torch.tensor([[1.0, 2.0]]).double()
     found = two_records(lambda t: t[:, :1] * t[:, 1:], x, x0)
@@ -290,6 +311,13 @@ def test_another_path_for_the_baseline_is_an_error() -> None:
 
     with pytest.raises(CaptureError, match="different operations for the baseline"):
         classlens.explain(Fork().eval(), pictures(), 1, "deeplift-shap", baselines="zero")
+
+
+def test_a_choice_that_only_this_image_makes_is_refused() -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), pictures(1, (4, 4))
+    case = Case(model, x, record(model, x), torch.tensor([[1]]), Reading((Pick(chosen=True),)))
+    with pytest.raises(MethodError, match="chooses its candidates from the image"):
+        deeplift.deeplift_shap(case)
 
 
 def test_unknown_baseline_is_refused() -> None:

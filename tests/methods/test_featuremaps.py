@@ -15,7 +15,7 @@ import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
 from classlens.methods.featuremaps import all_maps, averaged, chosen_maps, feature_map, share_read, spatial_cuts
-from classlens.methods.registry import Case
+from classlens.methods.registry import METHODS, Case
 from classlens.models._torchvision import import_torchvision
 from dense import CLASSES, DENSE, dense
 from networks import build, pictures
@@ -252,3 +252,119 @@ def test_a_map_has_all_of_its_places(size: tuple[int, int], places: int | None) 
     tape = record(Does(lambda x: F.avg_pool2d(x, 2).relu()).eval(), torch.rand(2, 3, *(2 * side for side in size)))
     found = feature_map(tape, tape.output)
     assert (None if found is None else found.places()) == places
+
+
+@pytest.mark.parametrize("size", [(1, 2), (2, 1), (1, 1)])
+def test_a_map_with_channels_last_has_all_of_its_places(size: tuple[int, int]) -> None:
+    x = torch.rand(2, 3, *(8 * side for side in size))
+    tape = record(Does(lambda x: F.avg_pool2d(x, 8).repeat(1, 5, 1, 1).permute(0, 2, 3, 1).relu()).eval(), x)
+    found = feature_map(tape, tape.output)
+    assert (None if found is None else found.places()) == (None if size == (1, 1) else 2)
+
+
+def test_tokens_have_the_grid_of_the_map_with_their_channels() -> None:
+    """Another map with as many places lies the other way."""
+    torch.manual_seed(0)
+    first, patches = nn.Conv2d(3, 5, (4, 2), (4, 2)), nn.Conv2d(5, 4, 1)
+
+    def do(x: Tensor) -> Tensor:
+        return patches(first(x).transpose(2, 3)).flatten(2).mT.relu()
+
+    tape = record(Does(do).eval(), torch.rand(1, 3, 8, 6))
+    found = feature_map(tape, tape.output)
+    assert found is not None
+    assert found.as_map(tape.output.tensor).shape == (1, 4, 3, 2)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "layercam"])
+def test_targets_of_one_call_each_have_their_own_map(method: str) -> None:
+    """One reads the whole picture, one a pixel: each has the map that it has alone, and no note is empty."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softplus(), nn.Conv2d(4, 3, 3)).double().eval()
+    x = pictures(2, (8, 9)).double()
+
+    def pick(y: Tensor) -> Tensor:
+        return torch.stack([y[:, 0].mean((1, 2)), y[:, 1, 2, 3], y[:, 2].mean((1, 2))], 1)
+
+    case = Case(model, x, record(model, x, pick), torch.tensor([[0, 1], [1, 2]]), pick)
+    first, *others = METHODS[method].run(case).notes
+    assert "an earlier one, 6x7" in first
+    assert [note.partition(" ")[0] for note in others] == (["gradcam"] if method == "gradcam" else [])
+    together = classlens.explain(model, x, [[0, 1], [1, 2]], method, output=pick)
+    for row, targets in enumerate([[0, 1], [1, 2]]):
+        for k, target in enumerate(targets):
+            alone = classlens.explain(model, x[row : row + 1], target, method, output=pick).maps[0, 0]
+            torch.testing.assert_close(together.maps[row, k], alone, rtol=1e-9, atol=1e-15)
+
+
+def test_the_shallowest_map_is_tried_too() -> None:
+    """The class token is the mean of all patches, so of the two maps only the convolution's own has gradients."""
+    torch.manual_seed(0)
+    patches, head = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 5)
+
+    def do(x: Tensor) -> Tensor:
+        t = patches(x)
+        return head(torch.cat([t.mean((2, 3))[:, None], t.flatten(2).mT], 1)[:, 0])
+
+    model, x = Does(do).eval(), pictures(1, (32, 48))
+    tape = record(model, x)
+    assert len(spatial_cuts(tape)) == 2
+    case = Case(model, x, tape, torch.tensor([[1]]))
+    (seen,) = chosen_maps(case, case.directions(), None, 0)
+    assert torch.equal(seen.features, patches(x))
+    assert seen.gradients.all()
+
+
+def test_a_pixel_of_the_only_map_has_no_earlier_one() -> None:
+    model = nn.Conv2d(3, 5, 3).eval()
+    with pytest.raises(MethodError, match="reads only a part of the last feature map, and there is no earlier one"):
+        classlens.explain(model, pictures(1, (8, 8)), 1, "gradcam", output=lambda y: y[:, :, 2, 2])
+
+
+def test_a_map_that_the_target_does_not_read_is_not_chosen() -> None:
+    """However coarse it is."""
+    torch.manual_seed(0)
+    first, fine, down, coarse = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Conv2d(4, 4, 3, 4), nn.Conv2d(4, 5, 3)
+
+    def do(x: Tensor) -> Tensor:
+        t = first(x).relu()
+        return fine(t)[:, :, 3, 3] + 0 * coarse(down(t).relu()).mean((2, 3))
+
+    model, x = Does(do).eval(), pictures(1, (24, 24))
+    e = classlens.explain(model, x, 1, "gradcam")
+    assert any("an earlier one, 22x22" in note for note in e.report.notes)
+
+
+def test_a_map_that_is_read_wholly_needs_no_share_in_its_note() -> None:
+    model, x = dense("dilated").double(), pictures(1, (48, 64)).double()
+    note, *_ = classlens.explain(model, x, 2, "layercam", output=logits_at((3, 3))).report.notes
+    assert note.endswith("shown is an earlier one, 12x16")
+
+
+def test_maps_that_are_too_far_up() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten()]
+    model, x = nn.Sequential(*layers, nn.Linear(16, 3)).eval(), pictures(1, (8, 8))
+    tape = record(model, x)
+    case = Case(model, x, tape, torch.tensor([[1]]))
+    seen = [next(chosen_maps(case, case.directions(), None, n)) for n in (0, 1, 2)]
+    assert [one.features.shape[2] for one in seen] == [2, 4, 6]
+    assert all(one.gradients.shape[1:] == one.features.shape for one in seen)
+    with pytest.raises(MethodError, match="shallower=-1 is not possible"):
+        next(chosen_maps(case, case.directions(), None, -1))
+    with pytest.raises(MethodError, match="shallower=3 is not possible; the shallowest map is 2 weight layers up"):
+        next(chosen_maps(case, case.directions(), None, 3))
+
+
+def test_maps_of_a_single_column_and_maps_that_are_enlarged_by_weights_count() -> None:
+    """No cut goes through two branches. What a transposed convolution reads is a map, also if it is one pixel wide."""
+    torch.manual_seed(0)
+    first, up, other = nn.Conv2d(3, 4, 2, 2), nn.ConvTranspose2d(4, 2, 2, 2), nn.ConvTranspose2d(4, 2, 2, 2)
+
+    def do(x: Tensor) -> Tensor:
+        t = first(x)
+        return up(t.relu()) + other(t.tanh())
+
+    tape = record(Does(do).eval(), torch.rand(1, 3, 4, 2))
+    ops = [tape.producer[found.value].op for found in all_maps(tape)]
+    assert ops == ["tanh", "relu", "conv2d"]

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import record
+from classlens.core.capture import Reading, record
+from classlens.core.capture.reading import Pick
 from classlens.errors import MethodError
 from classlens.methods import Case
 from classlens.methods.inputs import (
@@ -18,6 +19,7 @@ from classlens.methods.inputs import (
     logits_at,
     normal_noise,
     precise,
+    refuse_one_pass,
     whole,
 )
 from networks import build, pictures
@@ -134,3 +136,15 @@ def test_numbers_that_make_no_sense_are_refused_by_name() -> None:
 def test_balances_of_gradient_methods_are_float64() -> None:
     e = classlens.explain(build("plain"), pictures(), 1, "integrated-gradients", steps=2)
     assert e.report.started.dtype == e.report.arrived.dtype == torch.float64
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_choice_that_only_this_image_makes_is_not_run_on_others(chosen: bool) -> None:
+    """A candidate that a detector chose has no counterpart on another image."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), pictures(1, (4, 4))
+    case = Case(model, x, record(model, x), torch.tensor([[1]]), output=Reading((Pick(chosen=chosen),)))
+    if chosen:
+        with pytest.raises(MethodError, match="chooses its candidates from the image"):
+            refuse_one_pass(case)
+    else:
+        refuse_one_pass(case)

@@ -6,10 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import Node, Tape, record
+from classlens.core.capture import Node, Places, Tape, Value, record
 from classlens.core.rules.linear import linear_map
+from classlens.methods import layers
 from classlens.methods.agf import terms as agf
 from classlens.methods.layers import (
+    _each_place_once,
     evidence_at,
     first_layers,
     gradient_values,
@@ -413,6 +415,14 @@ def test_each_place_has_a_token_or_the_layer_has_no_grid(some: slice, whole: boo
     assert bool(token_layers(tape, tape.nodes)) is whole
 
 
+@pytest.mark.parametrize(("index", "whole"), [([1, 2, 0], True), ([1], False), ([2], False), ([1, 1, 2], False)])
+def test_each_place_counts_once(index: list[int], whole: bool) -> None:
+    """Two places; 0 is a token without a place."""
+    places = Places((1, 2), torch.tensor(index, dtype=torch.float32)[None, :, None])
+    shape = torch.Size([3, len(index), 4])
+    assert _each_place_once(places, Value(torch.zeros(shape), None, shape), 3) is whole
+
+
 def test_a_weight_of_the_image_makes_no_token_layer() -> None:
     def do(m: nn.ModuleDict, x: Tensor) -> Tensor:
         return F.linear(m.embed(x).flatten(2).mT, x.mean((0, 2, 3))[:, None].expand(3, 4)).mean(1)
@@ -436,4 +446,11 @@ def test_layers_that_mix_places_are_no_token_layers() -> None:
             return self.head(self.after(x).mean((1, 2)))
 
     tape = record(Mixes().eval(), torch.randn(2, 3, 32, 48))
+    assert not token_layers(tape, tape.nodes)
+
+
+def test_tokens_of_unknown_images_make_no_token_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = parts(lambda m, x: m.mix(m.embed(x).flatten(2).mT).sum(1), embed=nn.Conv2d(3, 4, 2, 2), mix=nn.Linear(4, 2))
+    assert token_layers(tape, tape.nodes)
+    monkeypatch.setattr(layers, "image_index", lambda tape: {})
     assert not token_layers(tape, tape.nodes)

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 import classlens
 from classlens.errors import MethodError
+from classlens.methods import perturbation
 from classlens.methods.inputs import gaussian_blur
 from classlens.methods.perturbation import Adam, _wider, rise_masks, total_variation
 from classlens.methods.places import shortest_side
@@ -137,6 +139,20 @@ def test_batch_and_classes_are_independent_and_seeded(method: str) -> None:
     large = noise_picture(128)  # jitter is a pixel or more only here
     one, two = (classlens.explain(model, large, 1, method, seed=s, **QUICK[method]).maps for s in (0, 1))
     assert not torch.equal(one, two)
+
+
+def test_shifts_are_given_in_pixels_of_224(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a picture of 64 pixels, 14 of 224 are 4: each shift is 0 to 4 pixels down and across."""
+    seen: list[list[list[int]]] = []
+
+    def kept(case: Any, image: Tensor, target: Tensor, shifts: list[list[int]], *rest: Any) -> Tensor:
+        seen.append(shifts)
+        return torch.ones(1, 1, *image.shape[2:])
+
+    monkeypatch.setattr(perturbation, "best_mask", kept)
+    classlens.explain(build("plain"), pictures(1, (64, 80)), 1, "meaningful-perturbation", steps=60, jitter=14)
+    down, across = zip(*seen[0], strict=True)
+    assert set(down) == set(across) == set(range(5))
 
 
 @pytest.mark.parametrize("option", ["rise(n_masks=0)", "rise(cells=0)", "meaningful-perturbation(steps=0)"])

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +10,21 @@ import classlens
 import goldens
 import reference
 from classlens.core.capture import record
-from classlens.core.rules.linear import linear_map
+from classlens.core.rules.generic import divide_released
+from classlens.core.rules.linear import absolute, linear_map
 from classlens.errors import MethodError
-from classlens.methods.relevance import _unguarded, excited, grown, relative, released_alpha_beta, released_norm
+from classlens.methods import relevance as methods_of_relevance
+from classlens.methods.relevance import (
+    _released_rap,
+    _unguarded,
+    excited,
+    grown,
+    relative,
+    released_alpha_beta,
+    released_norm,
+)
 from networks import NETWORKS, build, pictures
+from steps import Does
 
 RELEASED = {"lrp": "lrp", "lrp-ab": "lrp_ab", "rap": "rap", "clrp": "clrp", "sglrp": "sglrp"}
 
@@ -31,17 +45,18 @@ def test_release_variant_agrees(name: str, method: str) -> None:
     assert goldens.distance(goldens.stored(e.maps[: len(theirs), 0], arrays), theirs) < goldens.tolerance(arrays)
 
 
-def _random_layer() -> tuple[object, nn.Conv2d, Tensor]:
+def _random_layer(least: float = -3.0) -> tuple[object, nn.Conv2d, Tensor]:
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 3, padding=1).double()
-    x = torch.randn(1, 2, 4, 5).double()
+    x = torch.randn(1, 2, 4, 5).double().clamp(min=least)
     node = record(nn.Sequential(layer).eval(), x).nodes[-1]
     return linear_map(node), layer, torch.randn(2, 1, 3, 4, 5).double()
 
 
+@pytest.mark.parametrize("least", [-3.0, 0.5])  # of the input: of either sign, or none below 0
 @pytest.mark.parametrize("rule", ["relative", "excited"])
-def test_rule_is_its_definition(rule: str) -> None:
-    found, layer, r = _random_layer()
+def test_rule_is_its_definition(rule: str, least: float) -> None:
+    found, layer, r = _random_layer(least)
     ours = {"relative": relative, "excited": excited}[rule](found, r)  # type: ignore[operator]
     x = found.x[0].flatten().numpy()  # type: ignore[attr-defined]
     w = reference.matrix(lambda t: layer(t[None])[0], found.x[0])  # type: ignore[attr-defined]
@@ -52,6 +67,27 @@ def test_rule_is_its_definition(rule: str) -> None:
             else reference.generic_rule(x - min(x.min(), 0), np.maximum(w, 0), flat)
         )  # fmt: skip
         assert np.allclose(ours[k, 0].flatten(), slow)
+
+
+@pytest.mark.parametrize(("tiny", "scale"), [(1e-20, 1.0), (1e-10, 1e-12)])
+def test_a_unit_of_little_influence_is_active_and_one_without_any_is_not(tiny: float, scale: float) -> None:
+    """What is taken off evenly is taken from the active ones, however small their share is."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 3, bias=False).double().eval(), torch.tensor([[1.0, -2.0, tiny, 0.0]]).double()
+    r = scale * torch.tensor([[[1.0, -3.0, 2.0]]]).double()
+    found = relative(linear_map(record(layer, x).nodes[0]), r)
+    slow = reference.relative(x[0].numpy(), layer.weight.detach().numpy(), r[0, 0].numpy())
+    assert np.allclose(found[0, 0], slow, atol=0)
+    assert found[0, 0, 3] == 0 != found[0, 0, 2]
+
+
+@pytest.mark.parametrize(("kernel", "rule"), [((1, 1), absolute), ((1, 3), relative), ((3, 1), relative)])
+def test_the_released_rap_has_another_rule_for_single_places(kernel: tuple[int, int], rule: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(2, 3, kernel).double().eval(), torch.randn(1, 2, 4, 5).double()
+    found = linear_map((tape := record(nn.Sequential(layer), x)).nodes[-1])
+    r = torch.randn(1, *tape.output.shape).double()
+    assert torch.equal(_released_rap(found, r, divide_released), rule(found, r, divide_released))
 
 
 class TwoLayers(nn.Module):
@@ -167,7 +203,7 @@ def test_relevance_that_grows_is_noted_or_refused() -> None:
         classlens.explain(Cancels(1e-7).double().eval(), x, 1, "lrp-epsilon-plus-flat")
 
 
-@pytest.mark.parametrize(("times", "says"), [(9.9, None), (10.1, "became more than 10 times"), (9e5, "times larger")])
+@pytest.mark.parametrize(("times", "says"), [(10.0, None), (10.1, "became more than 10 times"), (9e5, "times larger")])
 def test_relevance_that_grew_much_is_noted(times: float, says: str | None) -> None:
     """The sums of magnitudes over both starts, for each class and image; the worst of them counts."""
     start = {"a": torch.tensor([1.0, -2.0]).expand(2, 3, 2), "b": torch.tensor([-3.0]).expand(2, 3, 1)}
@@ -181,6 +217,9 @@ def test_relevance_that_is_nothing_but_growth_is_refused() -> None:
     relevance = torch.ones(2, 3, 1)
     relevance[0, 1] = torch.nan  # refused image by image, after the sweep
     assert grown({"a": torch.ones(2, 3, 1)}, relevance) == ()
+    relevance[1, 0] = 1e6
+    with pytest.raises(MethodError, match=r"became 1e\+06 times larger"):
+        grown({"a": torch.ones(2, 3, 1)}, relevance)
     relevance[1, 0] = 1.1e6
     with pytest.raises(MethodError, match=r"became 1.1e\+06 times larger on its way: .*, so the map would be noise"):
         grown({"a": torch.ones(2, 3, 1)}, relevance)
@@ -231,7 +270,45 @@ def test_gamma_of_the_composite_is_the_one_that_is_given() -> None:
     assert from_limit[0] > 1.1 * from_limit[1] > 1.2 * from_limit[2] > 0
 
 
-@pytest.mark.parametrize("method", ["clrp", "sglrp"])
+def test_a_norm_is_a_matter_of_writing_but_not_as_released() -> None:
+    """A norm inside of the weights: the same map; the released code passes relevance through the norm unchanged."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    for t in (norm.weight, norm.bias, norm.running_mean):
+        nn.init.normal_(t)
+    after = [nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    written = nn.Sequential(nn.Conv2d(3, 3, 1), conv, norm, *after).double().eval()
+    inside = nn.Sequential(written[0], nn.utils.fusion.fuse_conv_bn_eval(conv, norm), *after).eval()
+    x = pictures(1, (8, 8)).double()
+    for method, variant, same in (("lrp", "default", True), ("lrp-ab", "default", True), ("lrp", "release", False)):
+        one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is same
+
+
+@pytest.mark.parametrize("method", ["rap", "excitation-bp"])
+def test_images_behind_their_tokens_are_told_apart(method: str) -> None:
+    """(tokens, images, channels): the smallest response and the largest share are those of each image."""
+    torch.manual_seed(0)
+    patch, mix, head = nn.Conv2d(3, 4, 2, 2).double(), nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+
+    def do(x: Tensor) -> Tensor:
+        return head(mix(patch(x).flatten(2).permute(2, 0, 1)).relu().mean(0))
+
+    x = torch.randn(2, 3, 4, 6).double() * torch.tensor([1.0, 3.0]).double()[:, None, None, None]
+    together = classlens.explain(Does(do).eval(), x, 1, method).maps
+    alone = torch.cat([classlens.explain(Does(do).eval(), one, 1, method).maps for one in x.split(1)])
+    assert torch.allclose(together, alone, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("method", "notes"), [("lrp-ab", ()), ("rap", ()), ("lrp-epsilon-gamma-box", ("grown",))])
+def test_only_rules_that_divide_by_signed_sums_are_watched(
+    monkeypatch: pytest.MonkeyPatch, method: str, notes: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(methods_of_relevance, "grown", lambda start, relevance: ("grown",))
+    assert classlens.explain(build("plain"), pictures(1), 1, method).report.notes == notes
+
+
+@pytest.mark.parametrize("method", ["clrp", "sglrp", "contrastive-excitation-bp"])
 def test_three_classes_at_once_are_contrasted_one_by_one(method: str) -> None:
     model, x = build("residual").double(), pictures(1).double()
     together = classlens.explain(model, x, [[1, 5, 0]], method).maps

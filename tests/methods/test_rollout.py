@@ -10,8 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
+from classlens.core.capture import image_index, record
+from classlens.core.rules.generic import Shares
 from classlens.errors import MethodError, UnsupportedOp
-from classlens.methods.rollout import gained, halved, positive_mean, rows_read, through_attention
+from classlens.methods.rollout import (
+    _halves,
+    _in_proportion,
+    gained,
+    halved,
+    positive_mean,
+    rows_read,
+    through_attention,
+)
+from steps import Does
 
 FUSED = F.scaled_dot_product_attention
 
@@ -38,6 +49,7 @@ X = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=to
 def test_rows_sum_to_1_with_the_identity() -> None:
     attention = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
     assert torch.allclose(halved(attention), torch.tensor([[0.6, 0.4], [0.3, 0.7]]))
+    assert torch.allclose(halved(attention.expand(3, 2, 2)), torch.tensor([[0.6, 0.4], [0.3, 0.7]]).expand(3, 2, 2))
     pools = torch.tensor([[0.25, 0.75]])  # one query: it is none of the tokens, so nothing flows past
     assert torch.equal(halved(pools), pools)
 
@@ -109,6 +121,65 @@ def test_weights_that_are_the_output_are_refused() -> None:
 
     with pytest.raises(MethodError, match=r"^transformer-attribution needs attention, and this network has none"):
         classlens.explain(model(weights_alone), X, 0, "transformer-attribution")
+
+
+@pytest.mark.parametrize("method", ["attention-rollout", "generic-attention"])
+def test_the_method_that_needs_attention_is_named(method: str) -> None:
+    with pytest.raises(MethodError, match=f"^{method} needs attention, and this network has none"):
+        classlens.explain(model(lambda t: t.relu()), X, 0, method)
+
+
+def added(do: Callable[[Tensor], Tensor], x: Tensor, r: Tensor) -> Shares:
+    """Relevance at the summands of the last sum of a function."""
+    tape = record(Does(do).eval(), x)
+    return _in_proportion(tape.nodes[-1], r, axes=image_index(tape))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_are_in_proportion_for_each_image(axis: int, images: int) -> None:
+    """u R / (u + w) and w R / (u + w), each scaled: their sums are |sum| / (|sum| + |sum|) of all of R."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(images, 2, 5, generator=source).double()
+    r = torch.randn(2, *x.transpose(0, axis).shape, generator=source).double()
+    u, w = added(lambda x: (t := x.transpose(0, axis).clone(), t.sin() + (3 * t).cos())[1], x, r)
+    for k in range(2):
+        for image in range(images):
+            own, mine = x[image], r[k].select(axis, image)
+            parts = [part / (own.sin() + (3 * own).cos()) * mine for part in (own.sin(), (3 * own).cos())]
+            whole = sum(abs(part.sum()) for part in parts)
+            for part, found in zip(parts, (u, w), strict=True):
+                expected = part * (abs(part.sum()) / whole * mine.sum() / part.sum())
+                assert torch.allclose(found[k].select(axis, image), expected, rtol=1e-6)
+
+
+def test_factors_of_a_product_get_half_each() -> None:
+    x, r = torch.rand(1, 2, 3).double() + 1, torch.rand(1, 1, 2, 2).double()
+    a, b = _halves(record(Does(lambda x: x.sin() @ x.mT).eval(), x).nodes[-1], r)
+    slow = [torch.zeros(2, 3).double() for _ in range(2)]
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        z = x[0, i].sin() * x[0, j]
+        slow[0][i] += z / z.sum() * r[0, 0, i, j] / 2
+        slow[1][j] += z / z.sum() * r[0, 0, i, j] / 2
+    assert torch.allclose(a[0, 0], slow[0], rtol=1e-6)
+    assert torch.allclose(b[0, 0].mT, slow[1], rtol=1e-6)
+
+
+def test_rollout_takes_the_mean_of_the_heads() -> None:
+    torch.manual_seed(1)
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).double().eval()
+    net = model(lambda t: t + layer(t, t, t, need_weights=False)[0])
+    t = net.patch(X).flatten(2).mT
+    weights = layer(t, t, t)[1].detach()  # torch's own mean over heads
+    expected = ((weights + torch.eye(6)) / 2).mean(1).unflatten(1, (2, 3))[:, None]
+    expected = F.interpolate(expected, X.shape[2:], mode="bilinear", align_corners=False)
+    assert torch.allclose(classlens.explain(net, X, 1, "attention-rollout").maps, expected)
+
+
+def test_a_constant_gets_no_share_of_a_sum() -> None:
+    x, r = torch.rand(2, 3).double() + 1, torch.rand(1, 2, 3).double()
+    (found,) = added(lambda x: x + 1, x, r)
+    assert torch.equal(found, r)
 
 
 def test_a_sum_in_which_images_mix_is_refused() -> None:

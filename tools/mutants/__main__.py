@@ -5,7 +5,7 @@
     python tools/mutants --near                       # first, quickly: by the test file of each source file alone
     python tools/mutants --again                      # also those that survived without a reason
 
-torch is imported once; each fault is tried in a fork. Which tests reach a line is measured first. A fault that no test
+torch is imported once; faults are tried in forks. Which tests reach a line is measured first. A fault that no test
 notices has to stand in survivors.toml with the reason; tests/MUTANTS.md is the table.
 """
 
@@ -23,11 +23,12 @@ import time
 
 import hypothesis
 import torch
+from batch import Outcome
 from faults import Mutant, mutants
 from fork import forked, waited_for
 from outcomes import Verdicts, explained, report, write_table
 from reach import Plan, collected, measured
-from trial import Keep, Outcome, can_run_again, try_in_place, try_on_import
+from trial import Keep, can_run_again, try_in_place, try_on_import
 from where import FIRST, PACKAGE, ROOT, SECONDS, near_tests, source_files, test_files
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from faults import Mutant
 from where import SECONDS, SURVIVORS, TABLE, VERDICTS
 
-LEAST = 0.95  # of all faults a test has to notice
+LEAST = 0.95  # of all faults a test has to notice; one that was not tried counts as not noticed
 INTRODUCTION = """# Mutants
 
 `make mutants` puts one small fault at a time into the maths and runs the tests that reach it. `tools/mutants/faults.py`
 has the kinds of faults: a swapped operator, another constant, a condition that never holds, a dropped statement, an
-argument left out. A fault is killed when a test fails. Every fault that survives is listed below with the reason.
+argument left out. A fault is killed when a test fails with it and passes without it. Every fault that survives is
+listed below with the reason.
 
 Only the tests of the core and of the methods take part, without the whole architectures of `tests/methods/test_zoo.py`.
 A fault is tried by tests that reach it and take {seconds:.0f} seconds together: quick ones before slow ones, those of
@@ -25,7 +26,8 @@ holds until its function changes; `tools/mutants/verdicts.txt` keeps all of them
 
 {state}
 
-| file | faults | tried | killed | survived | killed, % of tried |
+"""
+HEAD = """| file | faults | tried | killed | survived | killed, % of all |
 |---|---|---|---|---|---|
 """
 
@@ -92,16 +94,17 @@ def explained() -> set[tuple[str, str]]:
 
 
 def report(faults: Sequence[Mutant], verdicts: Verdicts) -> int:
-    """Say what survived without a reason, and how many were killed; gives the exit code."""
+    """Print the table, and what survived without a reason; gives the exit code."""
     reasons = explained()
     tried = [m for m in faults if m in verdicts]
     survivors = [m for m in tried if verdicts.survived(m)]
     unexplained = [m for m in survivors if (m.file, m.key) not in reasons]
+    print(_table(faults, verdicts), end="")
     for mutant in unexplained:
         print(f"no test fails, and no reason is given: {mutant.file}:{mutant.line}  {mutant.key}")
-    share = 1 - len(survivors) / max(len(tried), 1)
     print(f"{len(tried)} of {len(faults)} faults tried, {len(survivors)} survived, {len(unexplained)} without a reason")
-    print(f"{100 * share:.1f} % killed")
+    share = sum(map(verdicts.killed, faults)) / max(len(faults), 1)
+    print(f"{100 * share:.1f} % of all killed; at least {100 * LEAST:.0f} % have to be")
     return int(bool(unexplained) or share < LEAST)
 
 
@@ -116,7 +119,7 @@ def write_table(faults: Sequence[Mutant], verdicts: Verdicts) -> None:
         if tried == len(faults)
         else (
             f"{tried} of {len(faults)} faults have a verdict. The others were not tried yet, or their function "
-            "has changed since. So the share of a file with few verdicts says little."
+            "has changed since; they count as not killed."
         )
     )
     if quick := sum(map(verdicts.quickly, faults)):
@@ -124,16 +127,20 @@ def write_table(faults: Sequence[Mutant], verdicts: Verdicts) -> None:
             f" {quick} of the survivors were tried in a quick run (`--seconds`), with only some of their tests; others "
             "may kill them: `tools/mutants --again` tells."
         )
-    files = list(dict.fromkeys(m.file for m in faults))
-    groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in files]
-    lines = [_line(name, group, verdicts) for name, group in [*groups, ("all", list(faults))]]
-    TABLE.write_text(INTRODUCTION.format(state=state, seconds=SECONDS) + "".join(lines) + _survivors(faults, verdicts))
+    introduction = INTRODUCTION.format(state=state, seconds=SECONDS)
+    TABLE.write_text(introduction + _table(faults, verdicts) + _survivors(faults, verdicts))
+
+
+def _table(faults: Sequence[Mutant], verdicts: Verdicts) -> str:
+    """A line for each file, and one for all."""
+    groups = [(f"`{file}`", [m for m in faults if m.file == file]) for file in sorted({m.file for m in faults})]
+    return HEAD + "".join(_line(name, group, verdicts) for name, group in [*groups, ("all", list(faults))])
 
 
 def _line(name: str, faults: Sequence[Mutant], verdicts: Verdicts) -> str:
     killed, survived = sum(map(verdicts.killed, faults)), sum(map(verdicts.survived, faults))
-    share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else ""
-    return f"| {name} | {len(faults)} | {killed + survived} | {killed} | {survived} | {share} |\n"
+    share = 100 * killed / max(len(faults), 1)
+    return f"| {name} | {len(faults)} | {killed + survived} | {killed} | {survived} | {share:.1f} |\n"
 
 
 def _survivors(faults: Sequence[Mutant], verdicts: Verdicts) -> str:

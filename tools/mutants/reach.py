@@ -152,7 +152,7 @@ class Tracer:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
-        _forget()
+        forget()
         lines: Lines = {}
         begun = time.process_time()
         yield from self._during(lines)
@@ -174,7 +174,7 @@ class Tracer:
         return self.tests
 
 
-def _forget() -> None:
+def forget() -> None:
     """Empty the package's caches: what an earlier test left there, this one would not reach."""
     for name, module in list(sys.modules.items()):
         if name.startswith("classlens"):

@@ -1,9 +1,9 @@
-"""One fault in one fork, the tests that reach it, and what came of it.
+"""Faults, the tests that reach them, and what came of it.
 
-A fault in a function is put into the function that is there, so that packages and tests are imported only once. Of what
-runs on import, the changed statement is run again in its module; a kill counts if the test passes after the unchanged
-statement. What survives that is tried in a fork of a process without the package, whose import hook gives the changed
-module.
+A fault in a function is put into the function that is there, so that packages and tests are imported only once; many
+share a fork (`batch.py`). A fault in what runs on import has a fork of its own: the changed statement is run again in
+its module, and a kill counts if the test passes after the unchanged statement. What survives that is tried in a fork of
+a process without the package, whose import hook gives the changed module.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from batch import MEMORY, UNREACHED, Outcome, tried_in_batches
 from faults import Mutant
 from fork import FAILED, forked
 from reach import Plan, file_of
 from where import PACKAGE, QUIET
 
-MEMORY = 6 * 2**30  # bytes: a changed size may ask for more than there is
 IMPORT = "import"  # what kills a fault with which the module cannot be imported
-Outcome = dict[str, Any]  # {"outcome": "killed" or "survived", "by": test, "seconds": 1.2}, of the processor
 Keep = Callable[[Mutant, Outcome], None]
 Attempt = Callable[[Mutant, Sequence[str], int], int]  # a fault, its tests, where to write which of them failed
 
@@ -66,27 +65,28 @@ def try_in_place(
 
         codes = {file: _codes(source, PACKAGE / file) for file, source in sources.items()}
 
+        def put(mutant: Mutant) -> Callable[[], None]:
+            new = _codes(mutant.applied(sources[mutant.file]), PACKAGE / mutant.file)
+            return replace(functions, codes[mutant.file], new, mutant.owner)
+
         def attempt(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
-            source = mutant.applied(sources[mutant.file])
-            if plan.runs_on_import(mutant):
-                run_again(mutant, sources[mutant.file], sources[mutant.file])
-                try:
-                    run_again(mutant, sources[mutant.file], source)
-                except Exception:
-                    os.write(answer, IMPORT.encode())
-                    return 1
-            else:
-                replace(functions, codes[mutant.file], _codes(source, PACKAGE / mutant.file), mutant.owner)
+            run_again(mutant, sources[mutant.file], sources[mutant.file])
+            try:
+                run_again(mutant, sources[mutant.file], mutant.applied(sources[mutant.file]))
+            except Exception:
+                os.write(answer, IMPORT.encode())
+                return 1
             return _run(items, tests, answer)
 
         def unchanged(mutant: Mutant, tests: Sequence[str], answer: int) -> int:
             run_again(mutant, sources[mutant.file], sources[mutant.file])
             return _run(items, tests, answer)
 
-        for mutant, outcome in _tried(todo, plan, jobs, attempt):
-            if not plan.runs_on_import(mutant) or (
-                outcome["by"] in items and _passes(mutant, outcome["by"], unchanged)
-            ):
+        in_functions = [m for m in todo if not plan.runs_on_import(m)]
+        for mutant, outcome in tried_in_batches(in_functions, plan, jobs, put, items):
+            keep(mutant, outcome)
+        for mutant, outcome in _tried([m for m in todo if plan.runs_on_import(m)], plan, jobs, attempt):
+            if outcome["by"] in items and _passes(mutant, outcome["by"], unchanged):
                 keep(mutant, outcome)
 
     ended = pytest.main([*files, *QUIET], plugins=[Collected(loop)]) if todo else 0
@@ -143,7 +143,7 @@ def _tried(todo: Sequence[Mutant], plan: Plan, jobs: int, attempt: Attempt) -> I
                 if tests := plan.tests_for(mutant):
                     running.append(_begun(mutant, tests, plan.seconds(tests), attempt))
                 else:
-                    yield mutant, {"outcome": "survived", "by": "no test reaches it", "seconds": 0.0}
+                    yield mutant, UNREACHED
             for trial in list(running):
                 outcome = trial.outcome()
                 if outcome is not None:
@@ -213,16 +213,26 @@ class Trial:
 Codes = dict[tuple[str, int], CodeType]  # by name, and turn among those of this name
 
 
-def replace(functions: Sequence[FunctionType], old: Codes, new: Codes, owner: str) -> None:
-    """Give the functions called `owner`, and those inside it, the code that a changed source has for them."""
+def replace(functions: Sequence[FunctionType], old: Codes, new: Codes, owner: str) -> Callable[[], None]:
+    """Give the functions called `owner`, and those inside it, the code that a changed source has for them.
+
+    Returns a function that gives them their own code back.
+    """
     names = {code: name for name, code in old.items() if f"{name[0]}.".startswith(f"{owner}.")}
     files = {code.co_filename for code in names}  # codes that do the same are equal, wherever they are
     there = [f for f in functions if f.__code__ in names and f.__code__.co_filename in files]
     if not there:
         raise LookupError(f"{owner} is not imported")
-    for function in there:
-        if names[function.__code__] in new:
-            function.__code__ = new[names[function.__code__]]
+    own = [(function, function.__code__) for function in there]
+    for function, code in own:
+        if names[code] in new:
+            function.__code__ = new[names[code]]
+
+    def restore() -> None:
+        for function, code in own:
+            function.__code__ = code
+
+    return restore
 
 
 def can_run_again(mutant: Mutant, source: str) -> bool:

@@ -14,7 +14,7 @@ TESTS = "tests/core", "tests/methods", "tests/test_explanation.py"
 TABLES = ("tests/methods/test_registry.py",)  # tests of what modules put into tables when they are imported
 WIDE = ("methods", "core/rules", "core/capture")  # folders of tests of many things
 LEFT_ASIDE = ("tests/methods/test_zoo.py",)  # whole architectures, seconds each
-QUIET = ("-x", "-q", "-s", "--no-header", "--tb=short", "--assert=plain", "-p", "no:cacheprovider")  # how pytest runs
+QUIET = ("-x", "-q", "-s", "--no-header", "--tb=native", "--assert=plain", "-p", "no:cacheprovider")  # how pytest runs
 SECONDS = 8.0  # what the tests of one fault take together
 REACH = ROOT / "build" / "mutants_reach.json"
 VERDICTS, SURVIVORS = (Path(__file__).with_name(name) for name in ("verdicts.txt", "survivors.toml"))

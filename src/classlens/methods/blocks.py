@@ -51,7 +51,8 @@ class Attention:
 
     def by_head(self, t: Tensor) -> Tensor:
         """(K, ..., queries, keys), in the layout of the operation, as (K, B, heads, queries, keys)."""
-        return self.axis.first(t, self.images).flatten(2, -3)
+        rows = self.axis.first(t, self.images)[:, :, None]  # a single image may have no axis besides its tokens
+        return rows.flatten(2, -3)
 
 
 def attentions(tape: Tape, needed_by: str) -> list[Attention]:

@@ -157,10 +157,9 @@ def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
     dy = node.outputs[0].tensor - twin.outputs[0].tensor
     risen, fallen = multiplier * dy.clamp(min=0), multiplier * dy.clamp(max=0)
     of_image, of_baseline = (fallen, risen) if node.op in _MINIMA else (risen, fallen)
-    shares = zip(transported(node, [of_image, *rest], x), transported(node, [of_baseline, *rest], x0), strict=True)
-    return [
-        None if a is None or b is None else divide(a + b, p - p0) for (a, b), p, p0 in zip(shares, x, x0, strict=True)
-    ]
+    at_both = transported(node, [of_image, *rest], x), transported(node, [of_baseline, *rest], x0)
+    shares = map(_sum, *at_both)
+    return [None if s is None else divide(s, p - p0) for s, p, p0 in zip(shares, x, x0, strict=True)]
 
 
 def _mean_jacobian(node: Node, twin: Node, arrived: Sequence[Tensor | None], points: int) -> list[Tensor | None]:

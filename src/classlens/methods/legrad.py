@@ -70,10 +70,9 @@ def _of_keys(one: Attention, gradient: Tensor) -> Tensor:
 class Tail:
     """The part of a network after its last block, run again on other tokens."""
 
-    def __init__(self, nodes: Sequence[Node], tape: Tape, begins: Value) -> None:
+    def __init__(self, nodes: Sequence[Node], tape: Tape, begins: Value, axis: int) -> None:
         self.nodes, self.tape, self.begins = nodes, tape, begins
-        places = place_index(tape)[begins].index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
-        self.axis = places.index(max(places))
+        self.axis = axis  # of the tokens
 
     @classmethod
     def after(cls, tape: Tape, value: Value) -> Tail:
@@ -92,7 +91,14 @@ class Tail:
                     )
                 live.update(node.outputs)
                 nodes.append(node)
-        return cls(nodes, tape, value)
+        places = place_index(tape).get(value)
+        if places is None:
+            raise MethodError(
+                "legrad classifies the tokens of each block, and these are in no order that can be read; use attnlrp "
+                "or agf"
+            )
+        sizes = places.index.shape  # (1,tokens,1), or (tokens,1,1) where tokens come first
+        return cls(nodes, tape, value, sizes.index(max(sizes)))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The logits of tokens of the shape that the last block gives."""

@@ -91,7 +91,7 @@ def grown(start: Mapping[Value, Tensor], relevance: Tensor) -> tuple[str, ...]:
     began = torch.stack([total(share.abs()) for share in start.values()]).sum(0)
     # Maps that are not finite are refused image by image, after the sweep.
     growth = divide(total(relevance.abs()), began).nan_to_num().max().item()
-    if growth < MUCH:
+    if growth <= MUCH:
         return ()
     words = "times larger on its way: layers divide by sums near 0"
     if growth >= TOO_MUCH:

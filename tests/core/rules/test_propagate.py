@@ -1,5 +1,6 @@
 """The sweep itself: what it merges, what it writes down, what it does where nothing arrives."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -273,6 +274,24 @@ def test_values_are_freed_behind_the_sweep() -> None:
     assert torch.equal(tape.output.tensor, (2 * X).relu().add(1).flip(2))
     assert torch.equal(first.outputs[0].tensor, 2 * X)
     assert set(gradients) == {first.outputs[0]}
+
+
+@pytest.mark.parametrize(("much", "calls"), [(48, [0, 1, 1, 1]), (49, [0, 0, 1, 0]), (97, [0, 0, 0, 1])])
+def test_memory_is_given_back_when_it_is_much(monkeypatch: pytest.MonkeyPatch, much: int, calls: list[int]) -> None:
+    """Three values of 12 numbers, of 4 bytes each, are freed one after the other; the network's output stays."""
+    given: list[int] = []
+    module = sys.modules[forgetting.__module__]
+    monkeypatch.setattr(module, "MUCH_MEMORY", much)
+    monkeypatch.setattr(module, "give_back_memory", lambda: given.append(1))
+    tape = record(Does(lambda x: ((x * 2).relu() + 1).flip(2)).eval(), X)
+    assert tape.output.edge is not None
+    forget, counts = forgetting(tape), []
+    for node in reversed(tape.nodes):
+        forget(node)
+        counts.append(len(given))
+        given.clear()
+    assert counts == calls
+    assert tape.output.edge is None
 
 
 def test_a_ledger_that_is_given_is_the_one_that_is_reported() -> None:

@@ -335,6 +335,49 @@ def test_a_stride_over_two_positions_is_smoothed_too() -> None:
     assert (layer.terms["C"][..., 1:, :] == 0).all()
 
 
+@pytest.mark.parametrize(("padding", "skips"), [(1, True), (2, False)])
+def test_a_stride_over_three_positions_is_smoothed_if_it_skips_one(padding: int, skips: bool) -> None:
+    """From three positions to two by a stride of 2, or to three by a stride of 1 and a wider border."""
+    torch.manual_seed(0)
+    step = nn.Conv2d(4, 5, 3, 2, 1) if skips else nn.Conv2d(4, 5, 5, 1, padding)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 8, 8), nn.Softplus(), step, nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(5, 4),
+    ).eval()  # fmt: skip
+    e = classlens.explain(model, pictures(size=(24, 24)), 3, without=("Fx", "Fdx", "M"), trace=True)
+    (layer,) = [t for t in e.trace if t.name == "2"]
+    assert torch.allclose(layer.terms["Phi"], layer.terms["C"]) is not skips
+
+
+def test_trace_of_a_convolution_with_the_full_rule() -> None:
+    e = classlens.explain(build("plain"), pictures(), 3, "agf-release", trace=True)
+    full = [t for t in e.trace if "F_x" in t.terms]
+    assert full
+    assert all(set(t.terms) == {"A", "C", "F_x", "F_dx", "M", "gradient", "r", "Phi"} for t in full)
+
+
+class Pieces(nn.Module):
+    """A convolution over the quarters of a feature map, stacked along the batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 4, 8, 8), nn.Conv2d(4, 5, 3, padding=1), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.relu(self.embed(x)).unflatten(3, (2, 2)).unflatten(2, (2, 2))  # (B,4,2,2,2,2)
+        pieces = seen.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return self.head(torch.relu(self.mix(pieces)).mean((2, 3)).unflatten(0, (len(x), 4)).mean(1))
+
+
+def test_convolutions_over_pieces_of_images_are_no_coarse_evidence() -> None:
+    torch.manual_seed(0)
+    model, x = Pieces().double().eval(), pictures(size=(32, 32)).double()
+    whole = classlens.explain(model, x, [[0, 1], [1, 2]], "agf")
+    assert whole.report.conservation.max() < 1e-6
+    without = classlens.explain(model, x, [[0, 1], [1, 2]], "agf", without="coarse")
+    assert torch.equal(whole.maps, without.maps)
+
+
 class OneChannel(nn.Module):
     """Patches as tokens; a layer over them reads their first channel alone."""
 

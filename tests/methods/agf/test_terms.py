@@ -19,6 +19,8 @@ def test_factorisation_is_least_squares(formula: agf.Formula, shared: bool) -> N
     phi = random(3, 2, 1, 4, 3, seed=1)
     phi[0, 0, 0, 0] = 0.0  # neither foreground nor, in the release, background
     phi[1, 0] = phi[1, 0].abs()  # no background at all
+    phi[2, 1] = -phi[2, 1].abs()
+    phi[2, 1, 0, 1, 2] = 0.5  # a foreground of one position
     ours = agf.factorised(y, phi, formula)
     for k in range(3):
         for b in range(2):
@@ -60,6 +62,7 @@ def test_highlighting_is_equation_7() -> None:
 
 def test_below_zero_logits_are_counted_from_the_smallest() -> None:
     logits, targets = 3 * random(4, 6), torch.arange(6).expand(4, 6)
+    logits[1, 2] = 0.0  # not below
     ours = agf.highlighted_from_lowest(logits, targets)
     for b in range(4):
         for k in range(6):
@@ -194,6 +197,7 @@ def test_a_residual_that_differs_in_its_last_digit_is_left_out() -> None:
     carrier, residual = random(1, 1, 4, 56, 56).float(), torch.full((1, 1, 1, 56, 56), 0.1)
     residual[random(1, 1, 1, 56, 56, seed=1) > 0] = float(np.nextafter(np.float32(0.1), np.float32(1)))
     assert torch.equal(agf.balanced_residual(residual, carrier, 0.2), carrier)
+    assert torch.equal(agf.balanced_residual(-residual, carrier, 0.2), carrier)
 
 
 def test_what_deep_layers_saw_counts_alike_at_every_resolution() -> None:
@@ -243,9 +247,10 @@ def test_an_unlikely_class_has_more_evidence_against_it_than_for_it() -> None:
         assert not nothing.any()
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.97])
-def test_evidence_for_and_against_is_at_the_odds_of_the_class(p: float) -> None:
-    relevance = torch.randn(1, 3, 3, 9, 8, generator=torch.Generator().manual_seed(0)).double().abs()
+def test_evidence_for_and_against_is_at_the_odds_of_the_class(p: float, scale: float) -> None:
+    relevance = scale * torch.randn(1, 3, 3, 9, 8, generator=torch.Generator().manual_seed(0)).double().abs()
     near = torch.rand(1, 3, 1, 9, 8, generator=torch.Generator().manual_seed(1)).double()
     lowered, taken = agf.at_odds(relevance, near, torch.full((1, 3), p).double())
     positive = lowered.sum(2).clamp(min=0).sum((2, 3)) / lowered.sum(2).abs().sum((2, 3))
@@ -262,6 +267,16 @@ def test_no_evidence_against_an_unlikely_class_where_the_network_found_nothing()
     assert (lowered[..., 5:12, 5:12] < 0).any()
     assert not lowered[..., 12:, :].any()
     assert not lowered[..., 12:].any()
+
+
+def test_nearby_is_the_mean_magnitude_of_a_square() -> None:
+    """Of the sum over colours, cut off at the border: two of 40 pixels in each direction."""
+    relevance = random(2, 1, 3, 40, 44)
+    found = agf.nearby(relevance)
+    for k, i, j in ((0, 0, 0), (0, 20, 43), (1, 39, 1), (1, 17, 22)):
+        square = relevance[k, 0].sum(0)[max(i - 2, 0) : i + 3, max(j - 2, 0) : j + 3]
+        assert torch.isclose(found[k, 0, 0, i, j], square.abs().mean())
+    assert agf.nearby(relevance.float()).dtype == torch.float64
 
 
 def test_relevance_is_near_within_a_twentieth_of_the_side() -> None:
