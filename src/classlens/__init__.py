@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from classlens import selfsup
+    from classlens import selfsup, trust
     from classlens.comparison import Comparison, compare
     from classlens.core.targets import above, box, detection, like, neuron, region, text, top, unlike
     from classlens.errors import ClasslensError
@@ -32,7 +32,7 @@ _HOMES = {
         ("above", "box", "detection", "like", "neuron", "region", "text", "top", "unlike"), "core.targets"
     ),
 }  # fmt: skip
-_MODULES = ("selfsup",)
+_MODULES = ("selfsup", "trust")
 
 __all__ = [
     "METHODS",
@@ -53,6 +53,7 @@ __all__ = [
     "selfsup",
     "text",
     "top",
+    "trust",
     "unlike",
 ]
 
