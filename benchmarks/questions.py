@@ -25,7 +25,7 @@ HEAD = """# Networks and questions
 
 <!-- written by benchmarks/questions.py -->
 
-Every method on networks of other libraries, with random weights. Each network is asked two [questions](questions.md) of
+Methods on networks of other libraries, with random weights. Each network is asked two [questions](questions.md) of
 its kind: two boxes, two pixels, two texts, two vectors or two neurons.
 
 | mark | meaning |
@@ -72,7 +72,8 @@ def main() -> None:
                 print(f"{name}, {method}: {found.why}", file=sys.stderr)
         done.append(name)
         print(name, dict(counts), file=sys.stderr, flush=True)
-        options.out.write_text(HEAD + page(done, rows, counts))
+        command = f"python benchmarks/questions.py --methods {','.join(names)} --out docs/questions-table.md"
+        options.out.write_text(f"{HEAD}```\n{command}\n```\n\n{page(done, rows, counts)}")
 
 
 def page(networks: list[str], rows: dict[str, list[str]], counts: Counter[str]) -> str:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from classlens import selfsup
+    from classlens import selfsup, trust
     from classlens.comparison import Comparison, compare
     from classlens.concept import Concepts, concepts
     from classlens.core.targets import above, box, detection, like, neuron, region, text, top, unlike
@@ -33,7 +33,7 @@ _HOMES = {
         ("above", "box", "detection", "like", "neuron", "region", "text", "top", "unlike"), "core.targets"
     ),
 }  # fmt: skip
-_MODULES = ("selfsup",)
+_MODULES = ("selfsup", "trust")
 
 __all__ = [
     "METHODS",
@@ -56,6 +56,7 @@ __all__ = [
     "selfsup",
     "text",
     "top",
+    "trust",
     "unlike",
 ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from classlens.models.loaded import LoadedModel, described
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from classlens.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ class Report:
         return numbers | {"ops": self.ops, "seconds": self.seconds, "notes": list(self.notes)}
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What was explained and how, to explain it again: `Explanation.trust` does."""
+
+    model: nn.Module | LoadedModel
+    images: Tensor  # (B,C,H,W), the network's input
+    output: Picker
+    options: Mapping[str, Any]  # of the method
+
+
 @dataclass(frozen=True, repr=False)
 class Explanation:
     """Signed evidence maps with everything needed to interpret them. In a notebook it shows its figure.
@@ -92,6 +104,7 @@ class Explanation:
     model: str = ""
     asked: tuple[tuple[Target, ...], ...] = ()  # K targets for each image; if empty, the classes in `targets`
     multilabel: bool = False  # an independent probability for each class (sigmoid)
+    call: Call | None = field(default=None, compare=False)  # None: not made by `explain`
 
     def label(self, class_index: int) -> str:
         """The name of a class, or `class 7` if the model has no names."""
@@ -143,6 +156,16 @@ class Explanation:
         from classlens import render
 
         return render.figure(self, scale)
+
+    def trust(self, row: int = 0, k: int = 0, *, seed: int = 0) -> Trust:
+        """How far to trust a map: a verdict with its reasons, from tests on the network itself.
+
+        >>> explain(m, "photo.jpg").trust().verdict
+        'trust'
+        """
+        import classlens  # `classlens.trust` explains the image again, so it imports this module
+
+        return classlens.trust.judge(self, row, k, seed=seed)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write overlays and figure (PNG), maps (npz) and report (JSON) to a folder; returns the paths."""
@@ -201,10 +224,11 @@ def explain(
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
     case, result = run(model, images, targets, method, **asked, **options)
     report = _report(result, case.tape, time.perf_counter() - begun)
-    return _packed(case, result, method, report, model if isinstance(model, LoadedModel) else None)
+    return _packed(case, result, method, report, Call(model, case.images, output, options))
 
 
-def _packed(case: Case, result: Result, method: str, report: Report, loaded: LoadedModel | None) -> Explanation:
+def _packed(case: Case, result: Result, method: str, report: Report, call: Call) -> Explanation:
+    loaded = call.model if isinstance(call.model, LoadedModel) else None
     return Explanation(
         maps=result.maps.detach(),
         targets=_classes(case),
@@ -218,6 +242,7 @@ def _packed(case: Case, result: Result, method: str, report: Report, loaded: Loa
         model=loaded.name if loaded is not None else type(case.model).__name__,
         asked=_asked(case),
         multilabel=case.multilabel,
+        call=call,
     )
 
 

@@ -26,6 +26,7 @@ from classlens.cli.plain import App
 from classlens.cli.report import report
 from classlens.cli.selfsup import selfsup
 from classlens.cli.train import data, train
+from classlens.cli.verify import verify
 from classlens.errors import ClasslensError
 from classlens.machine import avoid_amx, onednn_errors
 
@@ -92,6 +93,7 @@ app.add_typer(train, name="train")
 app.add_typer(data, name="data")
 app.add_typer(selfsup, name="selfsup")
 app.command(no_args_is_help=True)(report)
+app.command(no_args_is_help=True)(verify)
 app.command()(ops)
 app.command()(coverage)
 

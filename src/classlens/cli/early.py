@@ -68,6 +68,13 @@ def check_pictures(paths: Sequence[Path]) -> None:
         raise ImageError(f"{paths[0]} does not exist: check the path")
 
 
+def check_new(path: Path) -> None:
+    """Refuse a bundle that exists already, or that cannot be written."""
+    if os.path.lexists(path):
+        raise ClasslensError(f"{path} exists already, and a bundle is never overwritten; choose another name")
+    check_out(path, folder=path.suffix != ".zip")
+
+
 def check_out(path: Path, folder: bool = True) -> None:
     """Refuse a folder, or a file, that cannot be written, before the work rather than after it."""
     if not folder and path.is_dir():

@@ -30,6 +30,7 @@ from classlens.errors import ImageError, ModelError, TargetError
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
     from classlens.models import LoadedModel
+    from classlens.trust import Trust
 
 
 def explain(
@@ -73,6 +74,9 @@ def explain(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder; each image gets a subfolder.")
     ] = Path("out"),
     trace: Annotated[bool, typer.Option("--trace", help="Also draw the terms of each layer (AGF methods).")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Also test each map on the network, and say how far to trust it.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read images while the network computes.")] = 2,
     json: AsJson = False,
 ) -> None:
@@ -88,10 +92,11 @@ def explain(
         classlens explain street.jpg --model my_package:detector --box 0 --box 1
         classlens explain street.jpg --model my_package:segmenter --region person --region car@40,60
         classlens explain scan.nii.gz --model nodules/card.json
+        classlens explain photo.jpg --trust
 
     Writes OUT/photo/figure.png, an overlay for each class, maps.npz and report.json; with --multilabel also
-    segmentation.png, the class with the most evidence at each pixel. For a volume, each map is also a NIfTI file on the
-    scan's own grid.
+    segmentation.png, the class with the most evidence at each pixel; with --trust also a card for each map. For a
+    volume, each map is also a NIfTI file on the scan's own grid.
     """
     check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True)
     import classlens
@@ -102,10 +107,8 @@ def explain(
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     targets = [questions] if questions else several
     loaded = load_model(model, weights, device)
-    if multilabel and not loaded.multilabel:
-        raise ModelError(
-            f"{model} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
-        )
+    if multilabel:
+        _check_multilabel(loaded)
     images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []
@@ -117,7 +120,9 @@ def explain(
             try:
                 asked: dict[str, Any] = {"rather_than": rivals_of(rather_than), "trace": trace}
                 explanation = classlens.explain(loaded, read()[None], targets, method, **asked)
-                written = _save(explanation, folder, trace, multilabel) + _on_scan(explanation, loaded, image, folder)
+                cards = _cards(explanation, bar) if trust else []
+                written = _save(explanation, folder, trace, multilabel, cards)
+                written += _on_scan(explanation, loaded, image, folder)
             except (ImageError, TargetError) as error:
                 if isinstance(error, TargetError) and not multilabel and (classes or not rather_than):
                     raise  # it would be repeated for every image
@@ -125,10 +130,10 @@ def explain(
                     complain(str(error))
                 failed.append({"path": str(image), "error": str(error)})
                 continue
-            done.append(_document(explanation, image, written))
+            done.append(_document(explanation, image, written, cards))
             if not json:
                 with bar.aside():
-                    _show(explanation, image, folder, multilabel)
+                    _show(explanation, image, folder, multilabel, cards)
     speed = len(done) / (time.monotonic() - begun)
     if json:
         about = {"model": model, "method": method, "images_per_second": speed, "images": done, "failed": failed}
@@ -137,6 +142,13 @@ def explain(
         typer.echo(f"{len(done)} images, {speed:.2f} images/s, including reading and writing files")
     if failed:
         raise typer.Exit(2)
+
+
+def _check_multilabel(loaded: LoadedModel) -> None:
+    if not loaded.multilabel:
+        raise ModelError(
+            f"{loaded.name} is not a multi-label network; train one with `classlens train multilabel`, or use --top"
+        )
 
 
 def _pictures(paths: Sequence[Path], out: Path) -> list[Path]:
@@ -179,10 +191,18 @@ def folders_for(images: Sequence[Path], out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool) -> list[Path]:
+def _cards(explanation: Explanation, bar: Bar) -> list[Trust]:
+    """The trust card of every class of an image."""
+    from classlens.progress import reporting
+
+    with reporting(bar):
+        return [explanation.trust(0, k) for k in range(explanation.targets.shape[1])]
+
+
+def _save(explanation: Explanation, folder: Path, trace: bool, multilabel: bool, cards: Sequence[Trust]) -> list[Path]:
     from classlens import render
 
-    written = explanation.save(folder)
+    written = render.save(explanation, folder, cards)
     if trace:
         for k, index in enumerate(explanation.targets[0].tolist()):
             picture = render.decomposition(explanation, k=k)
@@ -217,7 +237,7 @@ def _save_segmentation(explanation: Explanation, folder: Path) -> Path:
     return render.write_png(folder / "segmentation.png", render.segmentation(explanation, labels))
 
 
-def _document(explanation: Explanation, image: Path, written: Sequence[Path]) -> dict[str, Any]:
+def _document(explanation: Explanation, image: Path, written: Sequence[Path], cards: Sequence[Trust]) -> dict[str, Any]:
     from classlens import render
 
     return {
@@ -225,10 +245,10 @@ def _document(explanation: Explanation, image: Path, written: Sequence[Path]) ->
         "classes": render.describe(explanation),
         "report": explanation.report.to_json(),
         "files": [str(path) for path in written],
-    }
+    } | ({"trust": [card.to_json() for card in cards]} if cards else {})
 
 
-def _show(explanation: Explanation, image: Path, folder: Path, multilabel: bool) -> None:
+def _show(explanation: Explanation, image: Path, folder: Path, multilabel: bool, cards: Sequence[Trust]) -> None:
     from classlens import render
 
     run = f"{explanation.model}, {explanation.method}, {explanation.report.seconds:.1f} s"
@@ -238,6 +258,8 @@ def _show(explanation: Explanation, image: Path, folder: Path, multilabel: bool)
         typer.echo(f"  {arrived}")
     for note in explanation.report.notes:
         typer.echo(f"  note: {note}")
+    for card in cards:
+        typer.echo("\n".join(f"  {line}" for line in str(card).splitlines()))
     typer.echo(f"  -> {folder / 'figure.png'}")
     if multilabel:
         typer.echo(f"  -> {folder / 'segmentation.png'}")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from classlens.cli.bar import Bar
-from classlens.cli.early import check_method, check_out
+from classlens.cli.early import check_method, check_new, check_out
 from classlens.cli.options import Device, ModelName, Weights, load_model
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ def report(
     limit: Annotated[int, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = 200,
     seed: Annotated[int, typer.Option(help="Seed for the choice of images and all random numbers.")] = 0,
     top: Annotated[int, typer.Option(min=1, help="At most this many entries per section (up to 25).")] = 12,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|ZIP",
+            help="Also write an audit bundle, a folder or a zip file: the page, all rows (Parquet), settings, hashes "
+            "and limitations. `classlens verify` checks it later.",
+        ),
+    ] = None,
     device: Device = "auto",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Images per batch.  [default: 4 on CPU, 32 on GPU]")
@@ -46,20 +54,31 @@ def report(
 
         classlens report --data photos/ --out report.html
         classlens report --data oxford-pets/ --model torchvision:resnet50 --limit 500
+        classlens report --data photos/ --bundle audit.zip
 
     Writes one self-contained page. Masks and labels are used if the data set has them.
     """
     check_method(method)
     check_out(out, folder=False)
+    if bundle is not None:
+        check_new(bundle)
+    from classlens.report import batch_size_of
     from classlens.report import report as make
 
     loaded = load_model(model, weights, device)
+    at_once = batch_size or batch_size_of(loaded)
     with Bar() as bar:
         made = make(
-            loaded, data, out, method=method, limit=limit, seed=seed, top=top, batch_size=batch_size, progress=bar,
+            loaded, data, out, method=method, limit=limit, seed=seed, top=top, batch_size=at_once, progress=bar,
             command=["classlens", *sys.argv[1:]],
         )  # fmt: skip
     _print(made)
+    if bundle is not None:
+        from classlens.trust.bundle import write
+
+        settings = {"method": method, "limit": limit, "seed": seed, "batch_size": at_once}
+        given = {"given": {"model": model, "weights": weights, "data": data}, "command": ["classlens", *sys.argv[1:]]}
+        typer.echo(f"-> {write(made, loaded, data, bundle, settings=settings | given)}")
 
 
 def _print(made: Report) -> None:

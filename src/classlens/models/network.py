@@ -83,13 +83,13 @@ def input_size(preprocess: Preprocess) -> tuple[int, int]:
     return height, width
 
 
-def fingerprint(loaded: LoadedModel) -> str:
+def fingerprint(loaded: LoadedModel, letters: int = 10) -> str:
     """Of everything that decides what the network computes, but its code: weights, buffers, preprocessing."""
     digest = hashlib.sha256(repr(sorted(loaded.preprocess.to_json().items())).encode())
     for name, tensor in loaded.model.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:10]
+    return digest.hexdigest()[:letters]
 
 
 def short_name(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,18 @@ from classlens.render.words import describe
 
 if TYPE_CHECKING:
     from classlens.explanation import Explanation
+    from classlens.trust import Trust
 
 _NOTEBOOK_DPI, _NOTEBOOK_WIDTH = 84, 1000  # resolution and maximum width of a figure in a notebook
 
 
-def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]:
+def save(explanation: Explanation, folder: str | os.PathLike[str], trust: Sequence[Trust] = ()) -> list[Path]:
     """Write overlays and a figure (PNG), the raw maps (npz) and, last, report.json to a folder; returns the paths.
 
     >>> save(explanation, "out")
     [PosixPath('out/0-285-egyptian-cat.png'), ..., PosixPath('out/report.json')]
 
+    Trust cards are drawn as `trust-0-285-egyptian-cat.png`, and are part of report.json.
     Every file is written atomically: if report.json exists, all files are complete.
     """
     target = Path(folder)
@@ -44,8 +47,11 @@ def save(explanation: Explanation, folder: str | os.PathLike[str]) -> list[Path]
         path = target / f"{stem(explanation, row, k)}.png"
         paths.append(write_png(path, side_by_side(explanation, row, k)))
     paths.append(write_png(target / "figure.png", figure(explanation)))
+    for card in trust:
+        paths.append(write_png(target / f"trust-{stem(explanation, card.row, card.k)}.png", card.figure()))
     paths.append(write_bytes(target / "maps.npz", _arrays(explanation)))
-    paths.append(write_json(target / "report.json", _report(explanation)))
+    cards = {"trust": [card.to_json() for card in trust]} if trust else {}
+    paths.append(write_json(target / "report.json", _report(explanation) | cards))
     return paths
 
 

@@ -5,6 +5,6 @@
 'The model is right on 83 of 101 pictures with a label that it knows.'
 """
 
-from classlens.report.report import Report, report
+from classlens.report.report import Report, batch_size_of, report
 
-__all__ = ["Report", "report"]
+__all__ = ["Report", "batch_size_of", "report"]

@@ -68,7 +68,7 @@ def report(
     check_options(*resolve(method))
     subject = Subject(model, open_dataset(data), method, seed)
     items = subject.dataset.select(limit, seed)
-    collected = collect(subject, items, batch_size or _at_once(subject), progress)
+    collected = collect(subject, items, batch_size or batch_size_of(model), progress)
     if not collected.records:
         name, why = next(iter(collected.skipped.items()))
         raise DataError(f"none of {count(len(items), 'picture')} could be used; the first, {name}: {why}")
@@ -81,8 +81,9 @@ def report(
     return Report(path, tuple(findings), notes, collected)
 
 
-def _at_once(subject: Subject) -> int:
-    weight = next(subject.network.module.parameters(), None)
+def batch_size_of(model: LoadedModel) -> int:
+    """Images per batch, if none are given: fewer on a CPU."""
+    weight = next(model.model.parameters(), None)
     return _ON_CPU if weight is None or weight.device.type == "cpu" else _ON_GPU
 
 
