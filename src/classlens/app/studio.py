@@ -130,9 +130,10 @@ class Studio:
         """A choice as the library takes it: targets and rivals; and the name of what is computed from it."""
         found = self.offer(picture, model, given)
         found.check(index)
+        targets, than = found.ask(index, rather_than, given.place)  # refuses rivals that are not there
         rival = found.names[rather_than] if found.kind == "text" and isinstance(rather_than, int) else rather_than
         key = (picture.digest, model, str(index), found.names[index], f"than {rival}", f"at {given.place}")
-        return *found.ask(index, rather_than, given.place), key
+        return targets, than, key
 
     def is_quick(self, picture: Picture, model: str, index: int, method: str, *asked: Any) -> bool:
         """Whether explaining another choice is fast enough to be done ahead."""
