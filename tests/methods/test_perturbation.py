@@ -179,3 +179,15 @@ def test_a_wider_picture_repeats_its_border() -> None:
 @pytest.mark.parametrize(("size", "side"), [((2, 5), 2), ((1, 7, 6), 6), ((1, 1), 1)])
 def test_a_side_of_one_does_not_count(size: tuple[int, ...], side: int) -> None:
     assert shortest_side(torch.zeros(1, 3, *size)) == side
+
+
+@pytest.mark.parametrize(("slope", "noted"), [(10.0, False), (1e-6, True)])
+def test_rise_says_when_the_masks_do_not_matter(slope: float, noted: bool) -> None:
+    """The logit is slope * mean of the image: with a slope of almost 0, the mean of the masks is no answer about it."""
+
+    class Nearly(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return slope * x.mean((1, 2, 3))[:, None] * torch.tensor([1.0, 0.0])
+
+    e = classlens.explain(Nearly().eval(), torch.rand(1, 3, 16, 16), 0, "rise", n_masks=16)
+    assert any("shows the masks, not the target" in note for note in e.report.notes) == noted

@@ -20,6 +20,7 @@ from classlens.progress import ticker, track
 
 _TOGETHER = 8  # images that go through the network at once
 _PAPER_SIDE = 224  # lengths in pixels are given for images of this size
+LEAST_CHANGE = 0.01  # of a score under RISE's masks; less says nothing about places
 
 
 def probability(logits: Tensor, targets: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
     images, size = case.images.detach(), case.images.shape[2:]
     masks = rise_masks(size, n_masks, cells, keep, generator(seed))
     total = torch.zeros(*case.targets.shape, *size, dtype=precise(images), device=images.device)
+    low, high = (torch.full(case.targets.shape, end, dtype=total.dtype).to(total) for end in (torch.inf, -torch.inf))
     with torch.no_grad():
         for begin in track(range(0, n_masks, _TOGETHER), math.ceil(n_masks / _TOGETHER), "rise"):
             some = torch.stack([next(masks) for _ in range(min(_TOGETHER, n_masks - begin))]).to(total)
@@ -64,7 +66,15 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
                 logits = logits_at(case, masked).to(total.dtype)
                 left = scores(logits, targets.expand(len(some), -1), case.scalars, probability)  # (n,K)
                 total[row] += torch.einsum("nk,n...->k...", left, some)
-    return Result(total / (n_masks * keep))
+                low[row], high[row] = low[row].minimum(left.amin(0)), high[row].maximum(left.amax(0))
+    return Result(total / (n_masks * keep), notes=_unmoved(low, high))
+
+
+def _unmoved(low: Tensor, high: Tensor) -> tuple[str, ...]:
+    """Where a score is nearly the same under all masks, the map is their mean, whatever was asked."""
+    if bool((high - low > LEAST_CHANGE * torch.maximum(low.abs(), high.abs())).all()):
+        return ()
+    return (f"the masks change a score by less than {LEAST_CHANGE:.0%}: the map shows the masks, not the target",)
 
 
 # --------------------------------------------------------------------------------------------- meaningful perturbation
