@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from classlens.errors import TargetError
+
 if TYPE_CHECKING:
     from classlens.core.targets import Question
 
@@ -51,7 +53,7 @@ def questions_of(
 def refuse_several(multilabel: bool, questions: bool, classes: bool) -> None:
     """Refuse more than one way of saying what to explain."""
     if multilabel + questions + classes > 1:
-        raise typer.BadParameter(
+        raise TargetError(
             "give --multilabel, or questions such as --region, or classes (--class, --top, --rather-than), not several"
         )
 
@@ -72,7 +74,7 @@ def region_of(given: str) -> Question:
     except ValueError:
         numbers = []
     if len(numbers) not in (2, 4) or not category:
-        raise typer.BadParameter(
+        raise TargetError(
             f"cannot read --region {given!r}; write person, person@40,60 (a pixel) or person@10,20,80,90 (a box)"
         )
     where: dict[str, Any] = {"pixel": numbers} if len(numbers) == 2 else {"box": numbers}
@@ -84,5 +86,5 @@ def _neuron_of(given: str) -> Question:
 
     layer, colon, channel = given.rpartition(":")
     if not colon or not layer or not channel.isdigit():
-        raise typer.BadParameter(f"cannot read --neuron {given!r}; write a layer and a channel, such as layer3:7")
+        raise TargetError(f"cannot read --neuron {given!r}; write a layer and a channel, such as layer3:7")
     return classlens.neuron(layer, int(channel))
