@@ -81,7 +81,7 @@ def test_every_module_holds_the_test_of_its_name(test: Test) -> None:
 
 @each_test
 def test_the_name_of_a_test_stands_in_its_module_alone(test: Test) -> None:
-    """Other rooms have other things of these names: a family of methods, a figure, a key of COCO, a measure of trust."""
+    """Other rooms have things of these names: a family of methods, a figure, a key of COCO, a measure of trust."""
     apart = "methods", "render", "interop", "trust"
     others = [path for path in SOURCES.rglob("*.py") if path.relative_to(SOURCES).parts[0] not in apart]
     for path in others:
