@@ -37,3 +37,20 @@ def test_a_map_for_each_frame_or_one_line(name: str, method: str) -> None:
     assert e.maps.shape == (1, 1, 4, 32, 32)
     assert e.maps.isfinite().all()
     assert e.maps.abs().max() > 0 or any("0 everywhere" in note for note in e.report.notes)
+
+
+@pytest.mark.parametrize("method", ["agf", "lrp"])
+@pytest.mark.parametrize("name", ["DenseNet121", "ResNet-10"])
+def test_volumes_of_monai(name: str, method: str) -> None:
+    from monai.networks.nets import DenseNet121, resnet10
+
+    torch.manual_seed(0)
+    model = (
+        DenseNet121(spatial_dims=3, in_channels=1, out_channels=4)
+        if name == "DenseNet121"
+        else resnet10(spatial_dims=3, n_input_channels=1, num_classes=4)
+    ).eval()
+    e = classlens.explain(model, torch.randn(1, 1, 32, 32, 32), 1, method)
+    assert e.maps.shape == (1, 1, 32, 32, 32)
+    assert e.maps.abs().max() > 0
+    assert e.report.conservation.abs().max() < 1e-6
