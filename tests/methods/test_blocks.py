@@ -361,3 +361,33 @@ def test_two_tokens_are_enough() -> None:
     t = tokens(IMAGES[..., :1])
     (found,) = find_attentions(recorded(lambda x: (t := tokens(x), (t @ t.mT).softmax(-1) @ t)[1], IMAGES[..., :1]))
     assert torch.allclose(found.weights, (t @ t.mT).softmax(-1)[:, None])
+
+
+class Backwards(nn.Module):
+    """Attention whose keys and values are in the order of the queries, or reversed: the same output."""
+
+    def __init__(self, reverse: tuple[bool, bool], fused: bool) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        self.mix = nn.ModuleList([nn.Linear(8, 24), nn.Linear(8, 24)])
+        self.reverse, self.fused = reverse, fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.patches(x).flatten(2).mT
+        for mix, reverse in zip(self.mix, self.reverse, strict=True):
+            q, k, v = mix(t).chunk(3, -1)
+            if reverse:
+                k, v = k.flip(1), v.flip(1)
+            t = t + (F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT / 8**0.5).softmax(-1) @ v)
+        return self.head(t.mean(1))
+
+
+@pytest.mark.parametrize("method", ["attention-rollout", "generic-attention", "transformer-attribution", "legrad"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("reverse", [(True, True), (False, True)])
+def test_keys_in_another_order_are_refused(method: str, fused: bool, reverse: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(1, 3, 16, 16)
+    classlens.explain(Backwards((False, False), fused).eval(), images, 1, method)
+    with pytest.raises(MethodError, match="no order that can be read"):
+        classlens.explain(Backwards(reverse, fused).eval(), images, 1, method)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from classlens.core.capture import Axis, Grid, Node, Places, Tape, Value, image_index, place_index
@@ -73,17 +74,19 @@ def _attention(tape: Tape, node: Node, images: dict[Value, Axis], places: dict[V
     output = node.outputs[0]
     count = tape.image.shape[0]
     if node.op == "softmax":
-        if not _between_products(tape, node) or output not in images:
+        product = _scored_by(tape, node)
+        if product is None or output not in images:
             return None
-        weights, keys = output.tensor, places.get(output) if _square(output.tensor) else None
+        weights, read = output.tensor, product.inputs
     elif node.op == "scaled_dot_product_attention":
-        weights, keys = fused_weights(node), _places_of(node, places)
+        named = node.arguments()
+        weights, read = fused_weights(node), (named["query"], named["key"])
     else:
         return None
     axis = images.get(output)
     if axis is None or (count > 1 and axis.axis in _token_axes(node)):
         raise MethodError(f"the images cannot be told apart at {node.where}; explain one image at a time")
-    one = Attention(node, weights, keys, axis, count)
+    one = Attention(node, weights, _places_of_keys(weights, [places.get(value) for value in read]), axis, count)
     return replace(one, weights=one.by_head(weights[None])[0])
 
 
@@ -93,23 +96,33 @@ def _token_axes(node: Node) -> tuple[int, ...]:
     return axes - 2, axes - 1
 
 
-def _square(weights: Tensor) -> bool:
-    return weights.shape[-1] == weights.shape[-2]
+def _places_of_keys(weights: Tensor, read: Sequence[Places | None]) -> Places | None:
+    """The places of the keys, from those of what the scores read: queries and keys, or keys alone.
+
+    Tokens that attend to each other must be in one order, or the attention of two blocks could not be multiplied.
+    """
+    keys = read[-1]
+    if weights.shape[-1] != weights.shape[-2] or keys is None:
+        return keys
+    return keys if _same_order(read[0], keys, keys.index.numel()) else None
 
 
-def _places_of(node: Node, places: dict[Value, Places]) -> Places | None:
-    return places.get(node.arguments()["key"])
+def _same_order(a: Places | None, b: Places | None, tokens: int) -> bool:
+    if a is None or b is None:
+        return False
+    return a.index.numel() == tokens and torch.equal(a.index.flatten(), b.index.flatten())
 
 
-def _between_products(tape: Tape, node: Node) -> bool:
-    """Whether the scores of a softmax over the last axis come from a product, and its output goes into one."""
+def _scored_by(tape: Tape, node: Node) -> Node | None:
+    """The product that gives the scores of a softmax over the last axis, if its output goes into another product."""
     named, value = node.arguments(), node.inputs[0]
     if named.get("dim") not in (-1, len(value.shape) - 1) or len(value.shape) < 3 or value.shape[-1] < 2:
-        return False
+        return None
     before = tape.producer.get(value)
     while before is not None and before.op in _SCALES:
         before = tape.producer.get(before.inputs[0])
-    return before is not None and before.op in _PRODUCTS and bool(_products_with(tape, node.outputs[0]))
+    found = before is not None and before.op in _PRODUCTS and bool(_products_with(tape, node.outputs[0]))
+    return before if found else None
 
 
 def _products_with(tape: Tape, weights: Value) -> list[Node]:
@@ -139,10 +152,11 @@ def one_grid(found: Sequence[Attention], needed_by: str) -> Grid:
                 f"{one.node.where} has {queries} queries and {keys} keys after {tokens} tokens; use attnlrp or agf"
             )
     places = found[0].keys
-    if places is None or places.index.numel() != tokens:
+    other = next((one for one in found if not _same_order(places, one.keys, tokens)), None)
+    if places is None or other is not None:
         raise MethodError(
-            f"{needed_by} multiplies the attention of all blocks; in {found[0].node.where} the patches of an image are "
-            "cut into windows, or they are in no order that can be read; use attnlrp or agf"
+            f"{needed_by} multiplies the attention of all blocks; in {(other or found[0]).node.where} the patches of "
+            "an image are cut into windows, or they are in no order that can be read; use attnlrp or agf"
         )
     return places.grid
 
