@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rows import append, rows_of, table
+from rows import command, rows_of, table
 from safetensors.torch import load_file
 from skimage.measure import label, regionprops
 from torch import Tensor, nn
@@ -271,13 +271,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--masks", type=int, default=500, help="of D-RISE")
     parser.add_argument("--methods", nargs="*", help="names as in the table; by default all")
-    parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
-    options = parser.parse_args()
-    if options.table:
-        print(table(rows_of(options.out), COLUMNS, "objects", "empty maps"))
-        return
-    torch.set_num_threads(1)
-    append(options.out, measure(options))
+    command(parser, measure, lambda rows: table(rows, COLUMNS, "objects", "empty maps"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import append, rows_of, table
+from rows import command, rows_of, table
 from torch import Tensor, nn
 
 import classlens
@@ -71,20 +71,18 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield {"picture": item.name, "method": f"`{method}`, {name}"} | scored(evidence, disc)
 
 
+def question_of(row: dict[str, Any]) -> str:
+    """The question of a row, by which the table is ordered."""
+    return str(row["method"].split(", ", 1)[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="VOC, or any data set")
     parser.add_argument("--out", type=Path, required=True, help="rows, one for each picture, question and method")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--methods", nargs="*", default=METHODS)
-    parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
-    options = parser.parse_args()
-    if options.table:
-        rows = sorted(rows_of(options.out), key=lambda row: row["method"].split(", ", 1)[1])
-        print(table(rows, COLUMNS, "maps", "empty maps"))
-        return
-    torch.set_num_threads(1)
-    append(options.out, measure(options))
+    command(parser, measure, lambda rows: table(sorted(rows, key=question_of), COLUMNS, "maps", "empty maps"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rows import append, rows_of, table
+from rows import command, rows_of, table
 from torch import Tensor, nn
 
 import classlens
@@ -119,13 +119,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="rows, one for each class of a picture and method")
     parser.add_argument("--pictures", type=int, default=40)
     parser.add_argument("--methods", nargs="*", default=METHODS)
-    parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
-    options = parser.parse_args()
-    if options.table:
-        print(table(rows_of(options.out), COLUMNS, "regions", "empty maps"))
-        return
-    torch.set_num_threads(1)
-    append(options.out, measure(options))
+    command(parser, measure, lambda rows: table(rows, COLUMNS, "regions", "empty maps"))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from classlens.evaluate.stats import estimate, ratio
 
@@ -47,3 +49,18 @@ def table(rows: list[dict[str, Any]], columns: Mapping[str, str], counted: str, 
         cells += [f"{sum(row['empty'] for row in mine):.0f}"] if empty else []
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def command(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
+    shown: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Measure, and add the rows to --out; with --table, show those that are there."""
+    parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
+    options = parser.parse_args()
+    if options.table:
+        print(shown(rows_of(options.out)))
+        return
+    torch.set_num_threads(1)
+    append(options.out, measure(options))
