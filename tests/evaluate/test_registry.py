@@ -217,10 +217,12 @@ def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path)
     )
     assert {table.config.test for table in report.tables} == {
         "perturbation",
+        "idsds",
         "road",
         "segmentation",
         "pointing",
         "disconnected",
+        "cue",
         "sanity",
         "repeatability",
         "focus",

@@ -20,6 +20,7 @@ import classlens
 from classlens.core.targets import resolve_targets
 from classlens.errors import ClasslensError, TargetError
 from classlens.evaluate import Settings, run
+from classlens.evaluate.tests import idsds
 from classlens.models import load
 from classlens.training import Choices, Recipe, TrainingError, open_data, train_multilabel
 from classlens.training.data import whole_view
@@ -153,6 +154,28 @@ def test_frozen_training_leaves_the_body_alone(voc: Path, tmp_path: Path) -> Non
     (tmp_path / "run" / "card.json").unlink()
     train_multilabel(choices(voc, True), tmp_path / "run", replace(RECIPE, epochs=2))
     assert [file.stat().st_mtime_ns for file in cached] == stamps  # read, not computed again
+
+
+def test_deleted_patches(voc: Path, tmp_path: Path) -> None:
+    """Half of the training images lack one patch; validation images lack none; other settings do not resume the run."""
+    data, preprocess = open_data(voc, "voc"), load("squares:net").preprocess
+    plain, deleted = (Pictures(data, data.train, preprocess, 8, 0, delete_patches=on) for on in (False, True))
+    changed = 0
+    for epoch in range(4):
+        for (before, _), (after, _) in zip(plain.batches(epoch), deleted.batches(epoch), strict=True):
+            for one, other in zip(before, after, strict=True):
+                same = [torch.equal(idsds.without(one, number), other) for number in range(16)]
+                assert torch.equal(one, other) or any(same)
+                changed += not torch.equal(one, other)
+    assert 0.35 < changed / (4 * len(data.train)) < 0.65
+    for (one, _), (other, _) in zip(plain.batches(None), deleted.batches(None), strict=True):
+        assert torch.equal(one, other)
+    asked = replace(choices(voc, False), delete_patches=True)
+    train_multilabel(asked, tmp_path / "run", replace(RECIPE, epochs=1))
+    with pytest.raises(TrainingError, match="delete_patches was True, not None"):
+        train_multilabel(replace(asked, delete_patches=False), tmp_path / "run", replace(RECIPE, epochs=1))
+    with pytest.raises(TrainingError, match="leave out --freeze or --delete-patches"):
+        train_multilabel(replace(asked, freeze=True), tmp_path / "frozen", RECIPE)
 
 
 def test_a_loss_that_is_no_number(voc: Path, tmp_path: Path) -> None:

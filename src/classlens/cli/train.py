@@ -57,6 +57,13 @@ def multilabel(
         bool, typer.Option("--freeze", help="Train only the head, on cached features: minutes on a CPU.")
     ] = False,
     flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Also train with mirror images.")] = True,
+    delete_patches: Annotated[
+        bool,
+        typer.Option(
+            "--delete-patches",
+            help="Delete one of sixteen patches of half of the images, for `classlens evaluate idsds`.",
+        ),
+    ] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs.")] = 60,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     learning_rate: Annotated[
@@ -96,6 +103,7 @@ def multilabel(
         hidden=sizes,
         freeze=freeze,
         flip=flip,
+        delete_patches=delete_patches,
         device=pick_device(device),
     )
     rate = usual if learning_rate is None else learning_rate

@@ -253,7 +253,8 @@ class Machine:
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
     """Refuse to resume a training that was started with other settings."""
-    other = [f"{key} was {old.get(key)!r}, not {new.get(key)!r}" for key in new if old.get(key) != new.get(key)]
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    other = [f"{key} was {old.get(key)!r}, not {new.get(key)!r}" for key in keys]
     if other:
         raise TrainingError(
             f"{folder} holds another training ({'; '.join(other)}): use the same settings, or another --out"

@@ -25,7 +25,7 @@ from classlens.progress import Progress, silent
 from classlens.render import write_png
 from classlens.training.data import Data, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
-from classlens.training.loop import MULTILABEL, Epoch, Recipe, best_of, fit
+from classlens.training.loop import MULTILABEL, Epoch, Recipe, TrainingError, best_of, fit
 from classlens.training.run import metrics_figure, run_folder, table, training_text
 from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
 
@@ -41,6 +41,7 @@ class Choices:
     hidden: tuple[int, ...] = ()
     freeze: bool = False
     flip: bool = True
+    delete_patches: bool = False
     device: str = "cpu"
     readers: int = 2
 
@@ -66,6 +67,8 @@ def train_multilabel(
     The folder holds card.json and model.safetensors (the best epoch so far), metrics.csv, metrics.png and state.pt.
     """
     recipe = recipe or Recipe()
+    if choices.freeze and choices.delete_patches:
+        raise TrainingError("deleted patches train the whole network; leave out --freeze or --delete-patches")
     folder = run_folder(out)
     data = open_data(choices.data, choices.layout, recipe.seed, progress)
     backbone = with_new_head(choices.backbone, choices.weights, len(data.labels), choices.hidden, seed=recipe.seed)
@@ -110,7 +113,16 @@ def _frozen(
 def _whole(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> tuple[nn.Module, Source, Source]:
     preprocess = backbone.loaded.preprocess
     train, val = (
-        Pictures(data, examples, preprocess, recipe.batch_size, recipe.seed, choices.flip, choices.readers)
+        Pictures(
+            data,
+            examples,
+            preprocess,
+            recipe.batch_size,
+            recipe.seed,
+            choices.flip,
+            choices.delete_patches,
+            choices.readers,
+        )
         for examples in (data.train, data.val)
     )
     return backbone.model, train, val
@@ -122,7 +134,7 @@ def _identity(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) 
     return {
         "backbone": choices.backbone, "weights": weights, "head": backbone.head.to_json(), "frozen": choices.freeze,
         "flip": choices.flip, "data": data.name, "data_hash": data.hash,
-    } | asdict(recipe)  # fmt: skip
+    } | ({"delete_patches": True} if choices.delete_patches else {}) | asdict(recipe)  # fmt: skip
 
 
 def _card(backbone: Backbone, data: Data, history: Sequence[Epoch], identity: dict[str, Any]) -> str:

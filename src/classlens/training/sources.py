@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from classlens.data.layouts import Item
+from classlens.evaluate.tests import idsds
 from classlens.files import text_hash
 from classlens.models import LoadedModel, Preprocess
 from classlens.models.cards import write_weights
@@ -47,6 +48,7 @@ class Pictures:
     batch_size: int
     seed: int
     flip: bool = True
+    delete_patches: bool = False  # of half of the training images, one of sixteen patches is set to the mean colour
     readers: int = 2
 
     def __len__(self) -> int:
@@ -72,7 +74,10 @@ class Pictures:
         if epoch is None:
             return whole_view(example, self.data, self.preprocess)
         random = np.random.default_rng([self.seed, epoch, position])
-        return random_view(example, self.data, self.preprocess, random, self.flip)
+        image, labels = random_view(example, self.data, self.preprocess, random, self.flip)
+        if self.delete_patches and random.random() < 0.5:
+            image = idsds.without(image, int(random.integers(idsds.SIDE**2)))
+        return image, labels
 
 
 @dataclass(frozen=True)
