@@ -37,6 +37,7 @@ from classlens.evaluate.registry import (
     Test,
     Unit,
     Values,
+    every_picture,
     option,
     register,
     variants_of_fields,
@@ -173,9 +174,10 @@ def ridge(features: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class Options:
-    """Which cues."""
+    """Which cues. Each is a network of its own, so fewer images are used."""
 
     cues: tuple[str, ...] = option(tuple(CUES), "cues to plant", choices=tuple(CUES), each="cue")
+    cue_images: int = option(50, "use at most N images", least=1, decides=False)
 
 
 def learnt(dataset: Dataset) -> tuple[Item, ...]:
@@ -199,7 +201,8 @@ def _units(
     subject: Subject, items: Sequence[Item], config: Config, predictions: Mapping[str, Prediction]
 ) -> list[Unit]:
     taken = {item.name for item in learnt(subject.dataset)}
-    return [Unit(item.name, (item,), (item.name,)) for item in items if item.name not in taken]
+    left = [item for item in items if item.name not in taken]
+    return every_picture(subject, left[: config.options.cue_images], config, predictions)
 
 
 def _network(subject: Subject, config: Config) -> Network:
