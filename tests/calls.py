@@ -172,7 +172,6 @@ BY_HAND: list[tuple[str, dict[str, Any], Call]] = [
     ("where", {"condition": MASK, "other": 0.5}, lambda x: torch.where(MASK, x, 0.5)),
     ("where", {"condition": MASK, "other": 0.5}, lambda x: x.where(MASK, 0.5)),
     ("einsum", {"equation": "abcd->ab"}, lambda x: torch.einsum("abcd->ab", x)),
-    ("broadcast_tensors", {}, lambda x: torch.broadcast_tensors(x, numbers(6))[0]),
     ("atleast_1d", {}, lambda x: torch.atleast_1d(x.sum())),
     ("atleast_2d", {}, lambda x: torch.atleast_2d(x.sum())),
     ("atleast_3d", {}, lambda x: torch.atleast_3d(x.sum())),

@@ -25,9 +25,10 @@ SIDE, WIDTH, CLASSES = 8, 4, 5
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WRAPS = (
     "none", "hooks", "traced", "checkpoint", "autocast", "no_grad", "identity", "frozen", "channels_last", "dict",
-    "parallel",
+    "parallel", "inference", "subclass",
 )  # fmt: skip
-_WEIGHTED = ("conv", "norm", "skip", "minus", "join", "strided", "depthwise", "gate", "attend")
+_WEIGHTED = ("conv", "norm", "skip", "minus", "times", "join", "strided", "depthwise", "gate", "attend")
+_SQUARE = ("skip", "minus", "times")  # they combine their input with a convolution of it
 _PLAIN = ("relu", "leaky", "smooth", "max", "mean", "up", "same")
 _HALVING = ("max", "mean", "strided")
 Step = tuple[str, int, int]
@@ -73,8 +74,8 @@ def weights_of(plan: Plan) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         elif kind == "attend":
             made = {name: _normal(source, channels, channels) / channels**0.5 for name in ("q", "k", "v", "o")}
         elif kind in _WEIGHTED:
-            made = _conv(channels, channels if kind in ("skip", "minus") else WIDTH, k, kind == "norm", source)
-            channels = {"skip": channels, "minus": channels, "join": channels + WIDTH}.get(kind, WIDTH)
+            made = _conv(channels, channels if kind in _SQUARE else WIDTH, k, kind == "norm", source)
+            channels = channels if kind in _SQUARE else channels + WIDTH if kind == "join" else WIDTH
         side = side_after(kind, side)
         found.append(made)
     inputs = channels * (side * side if plan.head == "flat" else 1)
@@ -118,6 +119,11 @@ def convolve(t: Tensor, made: dict[str, Tensor], stride: int = 1, groups: int = 
     return t
 
 
+def factor(t: Tensor, made: dict[str, Tensor]) -> Tensor:
+    """Within [0,1] in some images, and not in others."""
+    return 0.4 * F.relu(convolve(t, made))
+
+
 def _gate(t: Tensor, made: dict[str, Tensor]) -> Tensor:
     return t * torch.sigmoid(F.conv2d(t.mean((2, 3), keepdim=True), made["w"], made["b"]))
 
@@ -147,6 +153,7 @@ _STEPS: dict[str, Callable[[Tensor, Any, int], Tensor]] = {
     "strided": lambda t, made, _: convolve(t, made, 2),
     "skip": lambda t, made, _: convolve(t, made) + t,
     "minus": lambda t, made, _: t - convolve(t, made),
+    "times": lambda t, made, _: t * factor(t, made),
     "join": lambda t, made, _: torch.cat([convolve(t, made), t], 1),
     "gate": lambda t, made, _: _gate(t, made),
     "attend": _attend,
@@ -244,6 +251,13 @@ def _difference(a: Tensor, b: Tensor, how: int) -> Tensor:
     return b.neg().add_(a) if how == 3 else torch.sub(a, b)
 
 
+def _product(a: Tensor, b: Tensor, how: int) -> Tensor:
+    b = b.mul_(0.4).relu_() if how == 1 else 0.4 * b.clamp(min=0)
+    if how == 2:
+        return torch.mul(*torch.broadcast_tensors(b, a))
+    return b.mul_(a) if how == 3 else a * b
+
+
 def _joined(a: Tensor, b: Tensor, how: int) -> Tensor:
     if how == 1:
         out = a.new_empty(len(a), a.shape[1] + b.shape[1], *a.shape[2:])
@@ -317,6 +331,16 @@ def _attention(t: Tensor, made: Any, heads: int, how: int) -> Tensor:
     return (tokens + seen).transpose(1, 2).reshape(t.shape)
 
 
+_COMBINED: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "minus": _difference, "times": _product, "skip": lambda t, out, how: _sum(out, t, how),
+    "join": lambda t, out, how: _joined(out, t, how),
+}  # fmt: skip
+
+
+class Tagged(Tensor):
+    """A class that only adds a name, as libraries for pictures have them."""
+
+
 class Awkward(nn.Module):
     """The same network in its own precision, written as real networks are."""
 
@@ -341,7 +365,8 @@ class Awkward(nn.Module):
         if how == 1:
             t = F.conv2d(F.pad(t, (k, k, k, k)), made["w"], made["b"], stride, groups=groups)
         elif how == 2:
-            t = torch.conv2d(t, weight=made["w"], bias=made["b"], padding=(k, k), stride=(stride,), groups=groups)
+            t = torch.conv2d(t, weight=made["w"], padding=(k, k), stride=(stride,), groups=groups)
+            t = t + made["b"].type_as(t)[:, None, None]
         else:
             t = F.conv2d(t, made["w"], made["b"], stride, "same" if how == 3 and stride == 1 else k, 1, groups)
         if "gain" in made:
@@ -357,9 +382,9 @@ class Awkward(nn.Module):
             return _gated(t, made, how)
         if kind in _WEIGHTED:
             out = self._layer(t, made, how, 2 if kind == "strided" and resized else 1)
-            if kind == "minus":
-                return _difference(t, out, how)
-            return _sum(out, t, how) if kind == "skip" else _joined(out, t, how) if kind == "join" else out
+            if kind in _COMBINED:
+                return _COMBINED[kind](t, out, how)
+            return out
         if kind in ("max", "mean", "up"):
             return t if not resized else _doubled(t, how) if kind == "up" else _pooled(t, kind, how)
         return {"relu": rectified, "leaky": _leaky, "smooth": _smooth, "same": _unchanged}[kind](t, how)
@@ -371,8 +396,10 @@ class Awkward(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         wrap = self.plan.wrap
-        with torch.no_grad() if wrap == "no_grad" else contextlib.nullcontext():
+        with _AROUND.get(wrap, contextlib.nullcontext)():
             t = self._layer(x, self.steps[0], 0)
+        if wrap == "inference":
+            t = t.clone()  # which may be overwritten
         if wrap == "checkpoint":
             t = torch.utils.checkpoint.checkpoint(lambda t: self._body(t.clone()), t, use_reentrant=False)
         else:
@@ -384,6 +411,9 @@ class Awkward(nn.Module):
         return {"logits": logits} if wrap == "dict" else logits
 
 
+_AROUND = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
 def awkward(plan: Plan) -> nn.Module:
     """The network that is explained."""
     if plan.wrap == "traced":
@@ -391,6 +421,10 @@ def awkward(plan: Plan) -> nn.Module:
     model: nn.Module = Awkward(plan)
     if plan.wrap == "hooks":
         model.register_full_backward_hook(lambda module, into, out: tuple(3 * g for g in into))
+    if plan.wrap == "subclass":
+        for module in model.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(weight.detach().as_subclass(Tagged), weight.requires_grad))
     if plan.wrap == "channels_last":
         model = model.to(memory_format=torch.channels_last)
     return nn.DataParallel(model) if plan.wrap == "parallel" else model

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import classlens
+import fuzz_networks
 import reference
 from classlens.errors import ClasslensError
 from classlens.methods import METHODS
@@ -78,6 +79,11 @@ def _back(step: Step, made: dict[str, Tensor], t: Tensor, relevance: np.ndarray,
     if kind in ("skip", "minus"):
         a, b = np.abs(_flat(convolve(t, made))) + 1e-150, np.abs(_flat(t)) + 1e-150
         return layer(relevance * a / (a + b)) + relevance * b / (a + b)
+    if kind == "times":
+        factor = fuzz_networks.factor(t, made)
+        gates = [bool((x >= 0).all() and (x <= 1).all()) for x in (t, factor)]
+        parts = [1.0 - gate for gate in gates] if gates[0] != gates[1] else [0.5, 0.5]
+        return relevance * parts[0] + layer(relevance * parts[1])
     if kind == "join":
         own = made["w"].shape[0] * t.shape[2] * t.shape[3]
         return layer(relevance[:own]) + relevance[own:]

@@ -44,7 +44,6 @@ def test_both_orders_of_batch_norm() -> None:
 
 def test_parameters_that_take_the_rest() -> None:
     assert arguments("einsum", torch.einsum, ("ab,bc->ac", 1, 2), {}) == {"equation": "ab,bc->ac", "operands": (1, 2)}
-    assert arguments("broadcast_tensors", torch.broadcast_tensors, (1, 2, 3), {}) == {"tensors": (1, 2, 3)}
     x = torch.ones(6)
     assert arguments("view", torch.Tensor.view, (x, 2, 3), {}) == {"input": x, "size": (2, 3)}
 

@@ -119,7 +119,7 @@ _TABLE = (
            unruled="torch has no derivative of it; channel_shuffle does the same"),
     *_rows(Kind.MOVE, "split=unsafe_split=split_with_sizes=tensor_split", several=True,
            parameters=("input", "split_size_or_sections", "dim")),
-    *_rows(Kind.MOVE, "chunk=unsafe_chunk unbind hsplit vsplit dsplit broadcast_tensors", several=True),
+    *_rows(Kind.MOVE, "chunk=unsafe_chunk unbind hsplit vsplit dsplit", several=True),
     *_rows(Kind.JOIN, "cat=concat=concatenate stack hstack vstack=row_stack dstack column_stack",
            constants=Constants.IF_THERE),
     *_rows(Kind.CHOICE, "setitem", constants=Constants.YES, parameters=("input", "index", "value")),

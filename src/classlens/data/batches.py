@@ -26,12 +26,19 @@ def as_batch(images: Any) -> Tensor | None:
             )
         return as_batch(images["pixel_values"])
     if isinstance(images, Tensor):
-        return images
+        return _plain(images)
     if isinstance(images, np.ndarray):
         return None if _is_picture(images) else torch.from_numpy(images)
     if isinstance(images, list | tuple) and images and all(isinstance(item, Tensor) for item in images):
         return stacked(images)
     return None
+
+
+def _plain(images: Tensor) -> Tensor:
+    """Without the metadata that a subclass of Tensor adds."""
+    if type(images).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ImageError(f"the images are a {type(images).__name__}, not a plain tensor; give its values")
+    return images if type(images) is Tensor else images.detach().as_subclass(Tensor)
 
 
 def pictures(images: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from classlens.core.ops import LINEAR_OPS, Kind, of_kind
 from classlens.core.rules.attention import fused_weights, repeated_heads
 from classlens.core.rules.generic import Shares, transported, unbroadcast
 from classlens.core.rules.linear import linear_map, only
-from classlens.core.rules.products import looks_like_gate
+from classlens.core.rules.products import divided_among
 from classlens.core.rules.propagate import MULTI_OUTPUT, propagate
 from classlens.core.rules.table import pasted
 from classlens.errors import MethodError, UnsupportedOp
@@ -147,10 +147,7 @@ def _multiplied(node: Node, gradient: Tensor) -> Shares:
     """A gate is a constant; two plain signals share the product, so each gets half of the gradient."""
     a, b = node.inputs
     full = [unbroadcast(gradient * other.tensor, value.shape) for value, other in ((a, b), (b, a))]
-    gates = [looks_like_gate(value) for value in node.inputs]
-    if gates[0] != gates[1]:
-        return [None if is_gate else share for is_gate, share in zip(gates, full, strict=True)]
-    return [share / 2 for share in full]
+    return divided_among(full, node.inputs)
 
 
 _RULES: dict[str, Callable[[Node, Any], Shares]] = {

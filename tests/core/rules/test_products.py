@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from classlens.core.capture import Value
-from classlens.core.rules.products import looks_like_gate
+from classlens.core.rules.products import divided_among
 from classlens.errors import UnsupportedOp
 from steps import back
 
@@ -77,7 +77,13 @@ ONE = torch.tensor([[[[5.0, 7.0]]]])
 )
 def test_a_gate_lies_within_0_and_1(values: list[float], gate: bool) -> None:
     tensor = torch.tensor(values)
-    assert looks_like_gate(Value(tensor, None, tensor.shape)) is gate
+    assert is_gate(tensor) is gate
+
+
+def is_gate(t: Tensor) -> bool:
+    """Whether a plain signal gets all of a product with it."""
+    share, _ = divided_among([ONE, ONE], [Value(t, None, t.shape), Value(-ONE, None, ONE.shape)])
+    return share is None
 
 
 def test_the_signal_gets_all_wherever_it_stands() -> None:
@@ -173,4 +179,4 @@ def test_a_factor_that_addcmul_broadcasts_is_a_gate() -> None:
 def test_nothing_is_no_gate() -> None:
     """A level of a feature pyramid without proposals is empty."""
     nothing, gate = torch.empty(0, 4), torch.tensor([0.0, 1.0])
-    assert [looks_like_gate(Value(t, None, t.shape)) for t in (nothing, gate, 2 * gate, -gate)] == [0, 1, 0, 0]
+    assert [is_gate(t) for t in (nothing, gate, 2 * gate, -gate)] == [0, 1, 0, 0]

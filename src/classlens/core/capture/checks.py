@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from classlens.errors import CaptureError, ModelError
 
@@ -27,11 +28,16 @@ _ELSEWHERE = frozenset(("__init__", "train", "eval", "extra_repr", "__repr__", "
 
 
 def check_modules(modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Refuse a network in training mode, made in inference mode, or scripted."""
+    """Refuse a network in training mode, without weights, made in inference mode, or scripted."""
     training = [name for name, module in modules if module.training and depends_on_mode(module)]
     if training:
         which = "the model is" if modules[0][1].training else f"part of the model ({training[0]}) is"
         raise ModelError(f"{which} in training mode, so its output is not repeatable; call model.eval() first")
+    for name, module in modules:
+        if any(p is not None and is_lazy(p) for p in module._parameters.values()):
+            raise ModelError(f"{name or 'the model'} has no weights yet ({type(module).__name__}); run the model once")
+        if any(p is not None and p.is_meta for p in module._parameters.values()):
+            raise ModelError(f"the weights of {name or 'the model'} are on the meta device, without values; load them")
     if any(p is not None and p.is_inference() for _, module in modules for p in module._parameters.values()):
         raise ModelError("the model's weights were made in inference mode and have no gradients; load them outside it")
     if any(isinstance(module, torch.jit.ScriptModule) for _, module in modules):

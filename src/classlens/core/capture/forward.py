@@ -65,9 +65,11 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         found = recorder.current(logits)
-        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast)
+        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number)
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd)
-        known = _Known(tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd)
+        known = _Known(
+            tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd, recorder.number
+        )
         _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
@@ -127,7 +129,7 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
         stay_on = GradientsStayOn() if known.switched or has_hooks(modules) else contextlib.nullcontext()
         with stay_on, in_float32(known.float32):
             logits = _selected(run_model(model, image), output, None)
-    notes = _notes(known.lower, state.autocast)
+    notes = _notes(known.lower, state.autocast, known.number)
     return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
 
 
@@ -140,7 +142,7 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
     image = _wide(images, known.float32).detach()
     with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
         logits = _selected(run_model(model, image.clone()), output, None)
-    notes = _notes(known.lower, state.autocast)
+    notes = _notes(known.lower, state.autocast, known.number)
     return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
 
 
@@ -274,6 +276,7 @@ class _Known(NamedTuple):
     opaque: str
     sizes: tuple[int, int]  # the bytes of all values, and of the largest one
     odd: bool  # a batch norm reads an odd memory layout
+    number: str  # a module that turns a value into a number of Python
 
 
 _ROUNDING = 64  # times the precision: as much as two orders of summation may differ
@@ -328,10 +331,12 @@ def _plain(model: nn.Module, images: Tensor, output: Picker, tape: Tape) -> Tens
     return outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape.float32)
 
 
-def _notes(lower: str, autocast: bool) -> tuple[str, ...]:
-    """What the report says about precision."""
+def _notes(lower: str, autocast: bool, number: str) -> tuple[str, ...]:
+    """What the report says about precision, and about what was not followed."""
     own = lower or ("autocast" if autocast else "")
-    return (f"the model computes in {own}; logits and map were computed in float32, with its weights",) if own else ()
+    precision = f"the model computes in {own}; logits and map were computed in float32, with its weights"
+    fixed = f"{number} reads a value as a number of Python (item); the map takes that number as fixed"
+    return (*([precision] if own else []), *([fixed] if number else []))
 
 
 def home(model: nn.Module, images: Tensor) -> tuple[torch.device, torch.dtype]:
@@ -345,7 +350,7 @@ def home(model: nn.Module, images: Tensor) -> tuple[torch.device, torch.dtype]:
 def placed(model: nn.Module, images: Tensor) -> Tensor:
     """Images on the device of a network, in the precision in which it is explained: its own, but at least float32."""
     device, dtype = home(model, images)
-    return images.to(device, torch.promote_types(dtype, torch.float32))
+    return images.to(device, torch.float32 if dtype in LOW else dtype)
 
 
 def _prune(nodes: list[Node], output: Value) -> tuple[Node, ...]:

@@ -3,7 +3,7 @@
 A product with a constant matrix is a linear layer: `x @ w` is recorded as `F.linear(x, w.T)`. `stack([a, b]).sum(0)` is
 recorded as `a + b`. An interpolation that repeats values moves them, as `repeat_interleave` does. The maximum of a
 value and 0 is a ReLU. torch's attention layer is recorded as what it calls: projections and
-`scaled_dot_product_attention`, or softmax between two products.
+`scaled_dot_product_attention`, or softmax between two products. A bias that is added after a layer belongs to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from classlens.core.capture.tape import Node, Value
-from classlens.core.ops import NEAREST, arguments
+from classlens.core.ops import LINEAR_OPS, NEAREST, arguments
 
 
 class Layer(NamedTuple):
@@ -61,6 +61,32 @@ def as_sum(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Ma
     return Layer("add", torch.add if op == "sum" else _mean_of_two, maker.inputs, {})
 
 
+def as_biased(op: str, func: Callable[..., Any], args: Any, kwargs: Any, makers: Mapping[Value, Node]) -> Layer | None:
+    """The layer with a bias that a layer and the addition of one constant for each channel are; None if they are none.
+
+    `F.linear(x, w) + b` is `F.linear(x, w, b)`.
+    """
+    if op != "add":
+        return None
+    named = arguments(op, func, args, kwargs)
+    pair = [named.get("input"), named.get("other")]
+    maker = next((makers.get(one) for one in pair if isinstance(one, Value)), None)
+    added = next((one for one in pair if isinstance(one, Tensor)), None)
+    if maker is None or added is None or maker.op not in LINEAR_OPS or named.get("alpha", 1) != 1:
+        return None
+    own, shape = maker.arguments(), list(maker.outputs[0].shape)
+    axis = len(shape) - 1 if maker.op == "linear" else len(shape) - 1 - int(maker.op[-2])
+    each_channel = [size if i == axis else 1 for i, size in enumerate(shape)]
+    weight, bias = own["weight"], own.get("bias")
+    if not isinstance(weight, Tensor) or added.dtype != weight.dtype:
+        return None
+    if [1] * (len(shape) - added.dim()) + list(added.shape) != each_channel:
+        return None
+    added = added.detach().flatten()
+    own["bias"] = added if bias is None else bias.detach() + added
+    return Layer(maker.op, getattr(F, maker.op), (own.pop("input"),), own)
+
+
 def as_move(op: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer | None:
     """The move that an interpolation by nearest neighbours is; None if it is none."""
     if op != "interpolate":
@@ -101,6 +127,21 @@ def _linear(x: Any, weight: Any, bias: Tensor | None = None) -> Layer | None:
 
 # The same function without its first question, whether a mode such as the recorder wants to see it as one operation.
 _attention = F.multi_head_attention_forward
-opened_attention = types.FunctionType(
+_opened_attention = types.FunctionType(
     _attention.__code__, vars(F) | {"has_torch_function": lambda *_: False}, None, _attention.__defaults__
 )
+
+
+def _opened_broadcast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    return tuple(t.expand(shape) for t in tensors)
+
+
+# Functions that are recorded as the operations that they consist of. (Of tensors that are broadcast together, only
+# some may depend on the image.)
+OPENED: dict[Callable[..., Any], Callable[..., Any]] = {
+    _attention: _opened_attention, torch.broadcast_tensors: _opened_broadcast,
+}  # fmt: skip
+
+# Methods that take only the shape, the type or the device of their second tensor.
+LIKE = frozenset((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as))

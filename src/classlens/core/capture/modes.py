@@ -1,13 +1,14 @@
-"""Keeps a network's gradients undisturbed: by `torch.no_grad()` inside it, and by its user's backward hooks.
+"""Keeps a network's gradients undisturbed: by `torch.no_grad()` or inference mode inside it, and by backward hooks.
 
 A backward hook neither runs nor is changed: code of torch that would attach it is told that there are no gradients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,20 @@ def has_hooks(modules: Sequence[tuple[str, nn.Module]]) -> bool:
     return any(getattr(module, kind) for _, module in modules for kind in kinds)
 
 
+@contextlib.contextmanager
+def no_inference() -> Iterator[None]:
+    """Operations keep their gradients here, although the network is in inference mode."""
+    with torch.inference_mode(False):
+        yield
+
+
 class GradientsStayOn(TorchFunctionMode):
-    """Ignores `torch.no_grad()` and backward hooks inside a network, as the recorder does."""
+    """Ignores `torch.no_grad()`, inference mode and backward hooks inside a network, as the recorder does."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return instead_of(func) if is_overruled(func) else func(*args, **(kwargs or {}))
+        if is_overruled(func):
+            return instead_of(func)
+        with no_inference() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+            return func(*args, **(kwargs or {}))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
+from classlens.core.capture.modes import no_inference
 from classlens.core.capture.quantised import ROUNDINGS, in_float
 from classlens.core.capture.recorder import LOW, running
 from classlens.core.capture.tape import map_leaves
@@ -76,6 +77,9 @@ class InFloat32(TorchFunctionMode):
         for device in _AUTOCASTS:  # a network may enter autocast itself, and restores what was before when it leaves
             if torch.is_autocast_enabled(device):
                 torch.set_autocast_enabled(device, False)
+        if torch.is_inference_mode_enabled():  # a copy that is made there would have no gradients later
+            with no_inference(), self:
+                return func(*args, **(kwargs or {}))
         if func in ops.QUERIES:
             return _wide(func(*args, **(kwargs or {})))
         args, kwargs = map_leaves((args, kwargs or {}), self._lift)

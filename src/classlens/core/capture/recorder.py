@@ -12,22 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from classlens.core import ops
 from classlens.core.capture.backward import has_odd_layout
-from classlens.core.capture.layers import as_layer, as_limit, as_move, as_sum, opened_attention
-from classlens.core.capture.modes import instead_of, is_overruled
+from classlens.core.capture.layers import LIKE, OPENED, as_biased, as_layer, as_limit, as_move, as_sum
+from classlens.core.capture.modes import instead_of, is_overruled, no_inference
 from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
+from classlens.core.signatures import INPUT_NAMES
 from classlens.errors import CaptureError
 from classlens.machine import MUCH_MEMORY, check_memory
 
 LARGE = 4 * 2**20  # bytes: a smaller output of a layer is kept, because running the layer again takes longer
-LOW = frozenset((torch.float16, torch.bfloat16))
+_EIGHT_BITS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
+LOW = frozenset((torch.float16, torch.bfloat16)) | _EIGHT_BITS
+_PLAIN = frozenset((Tensor, nn.Parameter))
+_NUMBERS = frozenset((Tensor.item, Tensor.__float__))
 _NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which torch returns no gradient, with a warning
 
 
@@ -45,6 +48,7 @@ class Recorder(TorchFunctionMode):
         self.by_storage: dict[int, list[weakref.ref[Tensor]]] = {}
         self.makers: dict[Value, Node] = {}
         self.constants: set[int] = set()
+        self.stripped: dict[int, tuple[Tensor, Tensor]] = {}  # constants of a subclass of Tensor, and as plain ones
         self.names: dict[int, str] = {id(module): name for name, module in modules}
         self.image: Value
         self.image_node: Any = None
@@ -54,6 +58,7 @@ class Recorder(TorchFunctionMode):
         self.input: tuple[int, ...] = ()  # the shape of the first tensor
         self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
+        self.number = ""  # where the network turned a value into a number of Python, which cannot be followed
 
     def admit_image(self, image: Tensor) -> None:
         """Register the network's input, on which everything depends that is recorded."""
@@ -65,7 +70,7 @@ class Recorder(TorchFunctionMode):
         """Register a live tensor with its current value."""
         value = value_of(tensor)
         value.hidden = not torch.is_grad_enabled()  # only a custom autograd function can switch gradients off here
-        self.low = self.low or tensor.dtype in LOW
+        self.low = self.low or tensor.dtype in LOW or tensor.is_quantized
         if id(tensor) not in self.values:
             self.alive[id(tensor)] = tensor
             self._count(tensor)
@@ -96,9 +101,18 @@ class Recorder(TorchFunctionMode):
             return instead_of(func)
         if func in ops.QUERIES:
             return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if torch.is_inference_mode_enabled():
+            self.switched = True
+            with no_inference(), self:
+                return func(*args, **kwargs)
+        if func in OPENED:
             with self:
-                return opened_attention(*args, **kwargs)
+                return OPENED[func](*args, **kwargs)
+        if not _PLAIN.issuperset(types):
+            args, kwargs = map_leaves((args, kwargs), self._plain)
+        if func in LIKE:
+            rest, kwargs = map_leaves((args[1:], kwargs), self._hollow)
+            args = args[:1] + rest
         frozen, inputs = self._freeze((args, kwargs))
         if not inputs:
             return self._constant(func(*args, **kwargs))
@@ -109,6 +123,7 @@ class Recorder(TorchFunctionMode):
                 "recorded; write that step with torch operations"
             )
         if kind is ops.Kind.CREATION:
+            self._refuse_copies(func, args[1:], kwargs)
             return self._constant(func(*args, **kwargs))
         if ops.is_mutating(func, args, kwargs):
             return self._mutation(func, args, kwargs, frozen)
@@ -117,6 +132,8 @@ class Recorder(TorchFunctionMode):
         norm = self._fixed_norm(kind, func, args, kwargs) if len(inputs) == 1 else {}
         result = run_lean(norm, lambda: func(*args, **kwargs)) if norm else func(*args, **kwargs)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+        if func in _NUMBERS and args[0].is_floating_point():
+            self.number = self.number or self._module() or "the model"
         # A call that returns one of its arguments (contiguous, to, eval-mode dropout) did nothing.
         if made and not all(id(t) in self.values for t in made):
             self._write(func, frozen, [self.admit(t) for t in made], inputs)
@@ -151,6 +168,28 @@ class Recorder(TorchFunctionMode):
         self.kept_bytes -= tensor.nbytes
         self.leaving[key] = weakref.ref(tensor, lambda _: values.pop(key, None))
 
+    def _plain(self, leaf: Any) -> Any:
+        """A constant of a subclass of Tensor that only holds data (a buffer with metadata) as a plain tensor."""
+        if not isinstance(leaf, Tensor) or type(leaf) in _PLAIN or computes_itself(leaf):
+            return leaf
+        if id(leaf) not in self.stripped:
+            self.stripped[id(leaf)] = leaf, leaf.detach().as_subclass(Tensor)
+        return self.stripped[id(leaf)][1]
+
+    def _hollow(self, leaf: Any) -> Any:
+        """A constant of the same shape and type in place of a live tensor, whose values make no difference."""
+        if not isinstance(leaf, Tensor) or id(leaf) not in self.values:
+            return leaf
+        return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
+
+    def _refuse_copies(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a new tensor with the content of a live one, such as `x.new_tensor(y)`: it would be a constant."""
+        others = leaves((args, {key: value for key, value in kwargs.items() if key not in ("input", *INPUT_NAMES)}))
+        if any(id(leaf) in self.values for leaf in others):
+            raise CaptureError(
+                f"{self._module() or 'the model'} copies a value out of the record ({func.__name__}); use clone()"
+            )
+
     def _constant(self, result: Any) -> Any:
         for leaf in leaves(result):
             if isinstance(leaf, Tensor) and id(leaf) not in self.constants:
@@ -165,10 +204,16 @@ class Recorder(TorchFunctionMode):
         args, kwargs = frozen
         op = ops.canonical(func)
         call = (op, func, args, kwargs)
-        layer = as_layer(*call) or as_sum(*call, self.makers) or as_move(*call) or as_limit(*call)
+        layer = (
+            as_layer(*call)
+            or as_sum(*call, self.makers)
+            or as_biased(*call, self.makers)
+            or as_move(*call)
+            or as_limit(*call)
+        )
         if layer is not None:
             op, func, args, kwargs = layer
-            inputs = ()
+            inputs, mutates = (), False
         if op in ops.LINEAR_OPS and not isinstance(args[0] if args else kwargs["input"], Value):
             op = ops.LIVE_WEIGHTS
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
@@ -188,7 +233,7 @@ class Recorder(TorchFunctionMode):
             value = self.values.get(id(leaf))
             if value is None:
                 self._reject_unseen(leaf)
-                return leaf
+                return leaf if leaf.layout is torch.strided else leaf.to_dense()  # sparse weights
             found.append(self.current(leaf))
             return found[-1]
 
@@ -302,6 +347,11 @@ def running(names: Mapping[int, str]) -> str:
                 return names[owner]
         frame = frame.f_back
     return ""
+
+
+def computes_itself(tensor: Tensor) -> bool:
+    """Whether a tensor is of a class that replaces torch's operations by its own (masked, distributed, nested)."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def _again(maker: Node) -> Callable[[], Tensor]:

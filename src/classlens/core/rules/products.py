@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Value
+from classlens.core.capture import Axis, Node, Value
 from classlens.core.ops import Kind, of_kind
 from classlens.core.rules.generic import Shares, magnitude, transported, unbroadcast
 from classlens.core.rules.linear import only
-from classlens.core.rules.propagate import register, rule_for
+from classlens.core.rules.propagate import images_in, register, rule_for
 from classlens.errors import UnsupportedOp
 
 
@@ -29,19 +29,48 @@ def multiplied(node: Node, relevance: Tensor) -> Shares:
     if a.tensor.numel() != b.tensor.numel():
         signal = max(node.inputs, key=lambda v: v.tensor.numel())
         return only(node, signal, unbroadcast(relevance, signal.shape))
-    squashed = [looks_like_gate(v) for v in (a, b)]
-    if squashed[0] != squashed[1]:
-        signal = b if squashed[0] else a
-        return only(node, signal, unbroadcast(relevance, signal.shape))
-    return [unbroadcast(relevance / 2, v.shape) for v in (a, b)]
+    return divided_among([unbroadcast(relevance, v.shape) for v in (a, b)], (a, b))
 
 
-def looks_like_gate(value: Value) -> bool:
-    """Whether all of a value lies within [0,1], like the output of a sigmoid or a softmax."""
-    if not value.tensor.numel():  # a level of a feature pyramid without proposals
-        return False
-    low, high = value.tensor.aminmax()
-    return bool(low >= 0 and high <= 1)
+def divided_among(shares: Sequence[Tensor], factors: Sequence[Value]) -> Shares:
+    """What each factor of a product gets, from what each would get alone.
+
+    A gate lies within [0,1], like the output of a sigmoid or a softmax. If some factors are gates and some are not,
+    gates get nothing; otherwise all get the same part. Each image of a batch is looked at alone, as its map is its own.
+    """
+    axes = [images_in(value) for value in factors]
+    known = all(axis is not None for axis in axes)
+    gates = torch.stack(
+        [_gates(value.tensor, axis if known else None) for value, axis in zip(factors, axes, strict=True)]
+    )
+    mixed = gates.any(0) & ~gates.all(0)
+    parts = torch.where(mixed, (~gates).double(), 1 / len(factors))  # (factors, images)
+    if bool((parts == parts[:, :1]).all()):
+        return [share * part if part else None for share, part in zip(shares, parts[:, 0].tolist(), strict=True)]
+    return [
+        share * _along(part, axis, share)
+        for share, part, axis in zip(shares, parts, axes, strict=True)
+        if axis is not None
+    ]
+
+
+def _gates(t: Tensor, axis: Axis | None) -> Tensor:
+    """(images,): whether all of a factor lies within [0,1], in each image; (1,) if they are not told apart."""
+    if not t.numel():  # a level of a feature pyramid without proposals
+        return torch.zeros(1, dtype=torch.bool)
+    if axis is None:
+        low, high = t.aminmax()
+        return ((low >= 0) & (high <= 1)).cpu().reshape(1)
+    low, high = t.movedim(axis.axis, 0).reshape(t.shape[axis.axis], -1).aminmax(dim=1)
+    beyond = (~((low >= 0) & (high <= 1))).double().cpu()
+    return beyond.new_zeros(int(axis.image.max()) + 1).index_add_(0, axis.image.cpu(), beyond) == 0
+
+
+def _along(part: Tensor, axis: Axis, share: Tensor) -> Tensor:
+    """A number for each image, to multiply a share (K, *shape) with."""
+    shape = [1] * share.dim()
+    shape[1 + axis.axis] = -1
+    return part.to(share)[axis.image.to(share.device)].reshape(shape)
 
 
 @register(*of_kind(Kind.PRODUCT) - {"mul"})
@@ -51,10 +80,7 @@ def product(node: Node, relevance: Tensor) -> Shares:
     (total,) = node.call(*points, constants=torch.abs)
     shares = transported(node, [relevance / total.clamp(min=torch.finfo(total.dtype).tiny)], points, torch.abs)
     full = [p * s for p, s in zip(points, shares, strict=True) if s is not None]
-    gates = [looks_like_gate(v) for v in node.inputs]
-    if any(gates) and not all(gates):
-        return [None if gate else share for gate, share in zip(gates, full, strict=True)]
-    return [share / len(full) for share in full]
+    return divided_among(full, node.inputs)
 
 
 @register("div")

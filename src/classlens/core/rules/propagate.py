@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -158,6 +159,23 @@ class Reached(Exception):
         self.relevance, self.onward = relevance, onward
 
 
+_axes: ContextVar[Mapping[Value, Axis]] = ContextVar("classlens_axes", default=types.MappingProxyType({}))
+
+
+def images_in(value: Value) -> Axis | None:
+    """Where the images are in a value of the running sweep; None if there is one image, or if it is unknown."""
+    return _axes.get().get(value)
+
+
+@contextmanager
+def _images_at(axes: Mapping[Value, Axis]) -> Iterator[None]:
+    token = _axes.set(axes)
+    try:
+        yield
+    finally:
+        _axes.reset(token)
+
+
 _stop: ContextVar[Value | None] = ContextVar("classlens_stop", default=None)
 
 
@@ -194,7 +212,7 @@ def propagate(
         shares = pending.pop(value, None)
         return None if shares is None else shares[0] if len(shares) == 1 else merge(value, shares)
 
-    with torch.no_grad():
+    with torch.no_grad(), _images_at(ledger.axes):
         for node in reversed(tape.nodes):
             arrived = [settle(value) for value in node.outputs]
             _stop_at(node, arrived, start, lambda parts: propagate(tape, parts, choose, merge, ledger.emptied()))

@@ -115,7 +115,7 @@ class Published:
             m = m * (c != 0).reshape(m.shape)
         m = terms.normalised(m, formula.quotient).reshape(c.shape)
         self.streams.note(node, C=c, M=m, gradient=gradient)
-        return only_input(node, layer.value, terms.shifted(c, m, formula.shift_everywhere))
+        return only_input(node, layer.value, _reached(terms.shifted(c, m, formula.shift_everywhere), relevance))
 
     def with_residual(self, node: Node, relevance: Tensor) -> Shares:
         """The full rule: r = A + F_dx + (F_x + M) / (1 + exp(-C)), then the shift."""
@@ -128,7 +128,8 @@ class Published:
             r = r + a
             self.streams.note(node, A=a)
         self.streams.note(node, **residual.named(), gradient=gradient, C=c, r=r * (c != 0))
-        return only_input(node, layer.value, terms.shifted(c, r.expand_as(c), formula.shift_everywhere))
+        shifted = terms.shifted(c, r.expand_as(c), formula.shift_everywhere)
+        return only_input(node, layer.value, _reached(shifted, relevance))
 
     def boxed(self, node: Node, relevance: Tensor) -> Shares:
         """z^B, at the image."""
@@ -159,3 +160,9 @@ class Published:
         """The released "clone": the relevance of a value with two uses is dropped where the unit is exactly 0."""
         x = value.tensor
         return x * sum(self.formula.quotient(share, x) for share in shares)
+
+
+def _reached(share: Tensor, relevance: Tensor) -> Tensor:
+    """A share (K,B,...) without the images in which no relevance reaches the layer: no rule applies there."""
+    reached = relevance.flatten(2).any(2)
+    return share if bool(reached.all()) else share * reached.reshape(*reached.shape, *[1] * (share.dim() - 2))
