@@ -357,6 +357,27 @@ def test_fused_attention_has_the_multipliers_of_attention_that_is_written_out(na
     assert max(e.report.conservation.max() for e in found) < 1e-6
 
 
+def test_an_additive_mask_that_the_image_makes_has_multipliers_of_its_own() -> None:
+    """Of queries, keys and values that are learnt too: what is added to the scores is all that differs."""
+    torch.manual_seed(0)
+    learnt, head = torch.randn(6, 4).double(), torch.randn(4, 3).double()
+    patch = nn.Conv2d(3, 6, 2, 2).double()  # a row of scores for each of the six patches
+
+    def fused(x: Tensor) -> Tensor:
+        t, mask = learnt.expand(len(x), 6, 4), patch(x).flatten(2).mT
+        return F.scaled_dot_product_attention(t, t, t, attn_mask=mask).mean(1) @ head
+
+    def written(x: Tensor) -> Tensor:
+        t, mask = learnt.expand(len(x), 6, 4), patch(x).flatten(2).mT
+        return ((t @ t.mT / 2 + mask).softmax(-1) @ t).mean(1) @ head
+
+    x = torch.randn(2, 3, 4, 6).double()
+    found = [classlens.explain(Does(do).eval(), x, 1, "deeplift-shap", baselines="zero") for do in (fused, written)]
+    assert torch.allclose(found[0].maps, found[1].maps, rtol=1e-6, atol=1e-12)
+    assert max(e.report.conservation.max() for e in found) < 1e-6
+    assert found[0].maps.abs().min() > 0
+
+
 def test_the_first_of_two_outputs_is_complete() -> None:
     model = Does(lambda x: torch.std_mean(x, (2, 3))[0]).eval()
     e = classlens.explain(model, torch.rand(2, 3, 4, 4).double(), 1, "deeplift-shap", baselines="noise")

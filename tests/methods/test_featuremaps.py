@@ -262,6 +262,34 @@ def test_a_map_with_channels_last_has_all_of_its_places(size: tuple[int, int]) -
     assert (None if found is None else found.places()) == (None if size == (1, 1) else 2)
 
 
+@pytest.mark.parametrize("kind", ["channels first", "channels last", "tokens"])
+def test_a_map_is_put_back_where_it_was_read(kind: str) -> None:
+    """The values that have a place come back, those of another token are 0; (N,B) before the value's own axes."""
+    torch.manual_seed(0)
+    patches, extra = nn.Conv2d(3, 4, 2, 2), torch.ones(2, 3, 4)
+    layouts: dict[str, Callable[[Tensor], Tensor]] = {
+        "channels first": patches, "channels last": lambda x: patches(x).permute(0, 2, 3, 1).relu(),
+        "tokens": lambda x: torch.cat([extra, patches(x).flatten(2).mT], 1).relu(),
+    }  # fmt: skip
+    tape = record(Does(layouts[kind]).eval(), torch.rand(2, 3, 4, 6))
+    found = feature_map(tape, tape.output)
+    assert found is not None
+    assert (found.places(), found.above) == (6, 0)
+    parts = torch.rand(5, *tape.output.shape)
+    expected = parts.clone()
+    if kind == "tokens":
+        expected[:, :, :3] = 0
+    back = found.restored(torch.stack([found.as_map(part) for part in parts]))
+    assert torch.equal(back, expected)
+
+
+def test_two_patches_are_a_grid() -> None:
+    model, x = ClassToken().eval(), pictures(1, (8, 16))
+    found = feature_map(tape := record(Does(lambda x: model.read(x)).eval(), x), tape.output)
+    assert found is not None
+    assert found.as_map(tape.output.tensor).shape == (1, 4, 1, 2)
+
+
 def test_tokens_have_the_grid_of_the_map_with_their_channels() -> None:
     """Another map with as many places lies the other way."""
     torch.manual_seed(0)
