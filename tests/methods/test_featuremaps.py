@@ -23,6 +23,7 @@ from steps import Does
 
 CAMS = ["gradcam", "layercam", "finer-cam"]
 FAR = (3, 3), (44, 60)  # two pixels
+IMAGE = torch.rand(1, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 
 
 def logits_at(pixel: tuple[int, int]) -> Callable[[Any], Tensor]:
@@ -243,6 +244,8 @@ def test_averages_are_pools_and_sums_over_windows() -> None:
     assert averaged(windows) == {windows.output}
     reshaped = record(Does(lambda x: x.reshape(2, 3, 2, 2, 2, 2).reshape(2, 3, 4, 4)).eval(), x)
     assert averaged(reshaped) == set()
+    bent = record(Does(lambda x: F.avg_pool2d(x, 2).tanh()).eval(), x)
+    assert averaged(bent) == {bent.nodes[0].outputs[0]}
     pooled = record(Does(lambda x: F.avg_pool2d(x, 2).clone()).eval(), x)
     assert averaged(pooled) == {value for node in pooled.nodes for value in node.outputs}
 
@@ -281,6 +284,37 @@ def test_a_map_is_put_back_where_it_was_read(kind: str) -> None:
         expected[:, :, :3] = 0
     back = found.restored(torch.stack([found.as_map(part) for part in parts]))
     assert torch.equal(back, expected)
+
+
+def test_candidates_and_pieces_are_no_maps_of_the_image() -> None:
+    """The best four positions, laid out as a map; and quarters of the map, stacked along the batch axis."""
+    torch.manual_seed(0)
+    body, mix, head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+
+    def candidates(x: Tensor) -> Tensor:
+        seen = body(x).relu()
+        best = seen.mean(1).flatten(1).topk(4).indices[:, None].expand(-1, 4, -1)
+        return head(mix(seen.flatten(2).gather(2, best).unflatten(2, (2, 2))).mean((2, 3)))
+
+    def pieces(x: Tensor) -> Tensor:
+        seen = body(x).relu().unflatten(3, (2, 2)).unflatten(2, (2, 2)).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return head(mix(seen).relu().mean((2, 3)).unflatten(0, (len(x), 4)).mean(1))
+
+    for do in (candidates, pieces):
+        tape = record(Does(do).eval(), torch.rand(2, 3, 4, 4))
+        first, last = [node for node in tape.nodes if node.op == "conv2d"]
+        maps = {found.value for found in (*spatial_cuts(tape), *all_maps(tape))}
+        assert first.outputs[0] in maps
+        assert maps.isdisjoint({last.inputs[0], last.outputs[0]})
+        assert (feature_map(tape, last.outputs[0]) is None) is (do is pieces)
+
+
+def test_the_output_itself_is_no_map() -> None:
+    """Logits of each pixel, read by the upsampling at the end: no weights lie above them."""
+    torch.manual_seed(0)
+    body, last = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 3, 1)
+    tape = record(Does(lambda x: F.interpolate(last(body(x).relu()), scale_factor=2)[..., 3, 5]).eval(), IMAGE)
+    assert {found.above for found in all_maps(tape)} == {1}
 
 
 def test_two_patches_are_a_grid() -> None:

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import image_index, record
+from classlens.core.capture import Node, image_index, record
 from classlens.core.rules.generic import Shares
 from classlens.errors import MethodError, UnsupportedOp
 from classlens.methods.rollout import (
     _halves,
     _in_proportion,
+    _through_fused,
     gained,
     halved,
     positive_mean,
@@ -93,6 +94,27 @@ def test_relevance_of_attention_by_hand() -> None:
     assert torch.allclose(r_q.sum(), slow_w.sum() / 2, rtol=1e-6)
     assert torch.allclose(r_k.sum(), slow_w.sum() / 2, rtol=1e-6)
     assert not torch.allclose(r_q[0, 0, 0], r_k[0, 0, 0])
+
+
+@pytest.mark.parametrize("learnt", ["", "query", "key", "value"])
+def test_each_argument_of_fused_attention_gets_its_own_share(learnt: str) -> None:
+    source = torch.Generator().manual_seed(0)
+    maps = {name: nn.Parameter(torch.rand(3, 3, generator=source).double()) for name in ("query", "key", "value")}
+    x, r = (torch.rand(2, 3, 4, generator=source).double().mT for _ in range(2))
+    given = {name: 1 + x @ weight if name != learnt else x.flip(1) for name, weight in maps.items()}
+
+    def do(x: Tensor) -> Tensor:
+        return FUSED(**{name: 1 + x @ maps[name] if name != learnt else t for name, t in given.items()})
+
+    node = record(Does(do).eval(), x).nodes[-1]
+    kept: dict[Node, Tensor] = {}
+    shares = _through_fused(node, r[None], kept)
+    weights = (given["query"] @ given["key"].mT / 3**0.5).softmax(-1)
+    at_weights, *expected = through_attention(*given.values(), weights, r[None])
+    expected = [share for name, share in zip(given, expected, strict=True) if name != learnt]
+    assert torch.allclose(kept[node], at_weights)
+    assert len(shares) == len(expected) == len(node.inputs)
+    assert all(s is not None and torch.allclose(s, e) for s, e in zip(shares, expected, strict=True))
 
 
 @pytest.mark.parametrize("start", [-1, 2])

@@ -143,7 +143,7 @@ def _through_attention(node: Node, twin: Node, arrived: Tensor) -> Shares:
     shares = [*to_values, *(_hand_back(score, to_scores, score0) if score.inputs else ())]
     named = node.arguments()
     live = [name for name in ("value", "query", "key", "attn_mask") if isinstance(named.get(name), Value)]
-    return by_argument(node, {name: s for name, s in zip(live, shares, strict=True) if s is not None})
+    return by_argument(node, dict(zip(live, shares, strict=True)))
 
 
 def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:
