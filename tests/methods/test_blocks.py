@@ -402,6 +402,8 @@ def test_a_layer_behind_an_activation_is_no_projection() -> None:
     found = projections(tape, find_attentions(tape))
     inside = [node for node in tape.nodes if node.op == "linear"]
     assert [node in found for node in inside] == [False, True, False, True, True]
+    tape = recorded(lambda x: layers["out"](attended(tokens(x), tokens(x), tokens(x)) * tokens(x).sigmoid()))
+    assert projections(tape, find_attentions(tape)) == set()  # a product with a gate, not with the values
 
 
 def test_two_tokens_are_enough() -> None:

@@ -225,6 +225,7 @@ def test_the_map_before_an_average_however_it_is_written() -> None:
     conv, head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 2)
     pools: dict[str, Callable[[Tensor], Tensor]] = {
         "pool": lambda t: F.avg_pool2d(t, 4),
+        "scaled": lambda t: F.avg_pool2d(t, 4) * 2,
         "sum": lambda t: t.unflatten(3, (2, 4)).unflatten(2, (2, 4)).sum((3, 5)) / 16,
         "copy": lambda t: torch.cat(F.avg_pool2d(t, 4).split(1, 1), 1).clone(),
     }
@@ -315,6 +316,14 @@ def test_the_output_itself_is_no_map() -> None:
     body, last = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 3, 1)
     tape = record(Does(lambda x: F.interpolate(last(body(x).relu()), scale_factor=2)[..., 3, 5]).eval(), IMAGE)
     assert {found.above for found in all_maps(tape)} == {1}
+
+
+@pytest.mark.parametrize("extra", [16, 17])
+def test_tokens_besides_the_patches_are_few(extra: int) -> None:
+    patches = nn.Conv2d(3, 4, 2, 2)
+    do = Does(lambda x: torch.cat([torch.ones(1, extra, 4), patches(x).flatten(2).mT], 1).relu())
+    tape = record(do.eval(), IMAGE)
+    assert (feature_map(tape, tape.output) is None) is (extra > 16)
 
 
 def test_two_patches_are_a_grid() -> None:

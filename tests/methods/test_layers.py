@@ -456,6 +456,12 @@ def test_tokens_of_unknown_images_make_no_token_layer(monkeypatch: pytest.Monkey
     assert not token_layers(tape, tape.nodes)
 
 
+def test_sums_of_signed_values() -> None:
+    """However they are written; not the sampling at places that the image says."""
+    assert {"add", "sub", "mean", "sum", "avg_pool2d", "max_pool2d", "amax"} <= layers.SIGNED_SUMS
+    assert layers.SIGNED_SUMS.isdisjoint({"grid_sample", "mul", "matmul", "softmax", "relu"})
+
+
 def test_a_single_place_is_no_grid() -> None:
     shape = torch.Size([3, 1, 4])
     assert not _each_place_once(Places((1, 1), torch.ones(1, 1, 1)), Value(torch.zeros(shape), None, shape), 3)

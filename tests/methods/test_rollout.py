@@ -13,10 +13,12 @@ import classlens
 from classlens.core.capture import Node, image_index, record
 from classlens.core.rules.generic import Shares
 from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods.blocks import find_attentions
 from classlens.methods.rollout import (
     _halves,
     _in_proportion,
     _through_fused,
+    attention_relevance,
     gained,
     halved,
     positive_mean,
@@ -115,6 +117,17 @@ def test_each_argument_of_fused_attention_gets_its_own_share(learnt: str) -> Non
     assert torch.allclose(kept[node], at_weights)
     assert len(shares) == len(expected) == len(node.inputs)
     assert all(s is not None and torch.allclose(s, e) for s, e in zip(shares, expected, strict=True))
+
+
+def test_a_gate_passes_all_relevance_to_attention() -> None:
+    """Twice a sigmoid of 0, made of the image: the same numbers as without it."""
+    kept = []
+    for gated in (False, True):
+        network = model(lambda t, gated=gated: FUSED(t, t, t) * (2 * (0 * t).sigmoid() if gated else 1))
+        tape = record(network, X)
+        (found,) = attention_relevance(tape, torch.ones(1, *tape.output.shape).double(), find_attentions(tape)).values()
+        kept.append(found)
+    assert torch.allclose(*kept)
 
 
 @pytest.mark.parametrize("start", [-1, 2])

@@ -280,9 +280,14 @@ def test_negligible_relevance_is_cut_before_products_alone() -> None:
 
         return rule
 
-    tape = record(Does(lambda x: F.linear(x, torch.eye(2)).flip(3)).eval(), X[:1, :, :1])
+    def do(x: Tensor) -> Tensor:
+        x = F.linear(x, torch.eye(2))
+        return (torch.addcmul(torch.ones(2), x, torch.ones(2)) * torch.ones(2)).flip(3)
+
+    tape = record(Does(do).eval(), X[:1, :, :1])
     propagate(tape, {tape.output: torch.tensor([1.0, 1e-40]).reshape(1, 1, 1, 1, 2)}, choose)
-    assert seen["flip"] == torch.tensor([1.0, 1e-40]).tolist()
+    for unit_by_unit in ("flip", "mul", "addcmul"):
+        assert seen[unit_by_unit] == torch.tensor([1.0, 1e-40]).tolist()
     assert seen["linear"] == [1.0, 0.0]
 
 
