@@ -194,12 +194,12 @@ def test_what_can_be_settled_exactly_is_not_integrated(name: str, monkeypatch: p
     ],
 )  # fmt: skip
 def test_the_rest_is_the_mean_jacobian(function: Callable[[Tensor], Tensor]) -> None:
-    """By 4000 points half way between 4001: m = the mean over a of J(x0 + a dx)^T 1."""
+    """By 400 points half way between 401: m = the mean over a of J(x0 + a dx)^T 1."""
     x, x0 = torch.tensor([[3.0, 1.0, 2.0, 0.5]]).double(), torch.tensor([[2.0, 4.0, 1.0, -3.0]]).double()
-    places = ((torch.arange(4000) + 0.5) / 4000).double()[:, None]
+    places = ((torch.arange(400) + 0.5) / 400).double()[:, None]
     leaf = (x0 + places * (x - x0)).requires_grad_()
-    slow = sum(torch.autograd.grad(function(row[None]).sum(), row)[0] for row in leaf.unbind(0)) / 4000
-    assert torch.allclose(two_records(function, x, x0)[0], slow, rtol=1e-5, atol=1e-7)
+    slow = sum(torch.autograd.grad(function(row[None]).sum(), row)[0] for row in leaf.unbind(0)) / 400
+    assert torch.allclose(two_records(function, x, x0)[0], slow, rtol=1e-4, atol=1e-6)
 
 
 def test_a_bound_that_is_larger_than_what_it_bounds() -> None:

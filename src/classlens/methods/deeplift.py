@@ -99,7 +99,7 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
         return only(node, node.inputs[0], arrived)
     if node.op == "as_strided_scatter":  # torch's own formula for its gradient is wrong
         return pasted(node, arrived)
-    if node.op in LINEAR_OPS and single and isinstance(node.arguments()["input"], Value):
+    if node.op in LINEAR_OPS and single:
         layer = linear_map(node)
         return only(node, layer.value, layer.adjoint(arrived, layer.weight))
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
