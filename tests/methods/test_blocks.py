@@ -348,6 +348,13 @@ def test_keys_that_are_learnt_have_no_places() -> None:
     assert found.keys is None
 
 
+def test_keys_have_places_if_the_queries_are_learnt() -> None:
+    queries = torch.ones(5, 4).double()
+    (found,) = find_attentions(recorded(lambda x: (queries @ tokens(x).mT).softmax(-1) @ tokens(x)))
+    assert found.keys is not None
+    assert (found.keys.grid, found.keys.index.flatten().tolist()) == ((2, 3), [1, 2, 3, 4, 5, 6])
+
+
 def test_the_places_of_queries_are_not_those_of_keys() -> None:
     def few_keys(x: Tensor) -> Tensor:
         t = tokens(x)

@@ -378,6 +378,19 @@ def test_an_additive_mask_that_the_image_makes_has_multipliers_of_its_own() -> N
     assert found[0].maps.abs().min() > 0
 
 
+@pytest.mark.parametrize("live", ["query", "key", "value"])
+def test_fused_attention_of_which_one_argument_is_made_of_the_image(live: str) -> None:
+    torch.manual_seed(0)
+    learnt = dict(zip(("query", "key", "value"), torch.randn(3, 6, 4).double(), strict=True))
+
+    def fused(t: Tensor) -> Tensor:
+        given = {name: t if name == live else constant for name, constant in learnt.items()}
+        return F.scaled_dot_product_attention(**given)
+
+    x, x0 = torch.randn(2, 1, 6, 4).double()
+    assert torch.allclose((two_records(fused, x, x0) * (x - x0)).sum(), (fused(x) - fused(x0)).sum(), rtol=1e-6)
+
+
 def test_the_first_of_two_outputs_is_complete() -> None:
     model = Does(lambda x: torch.std_mean(x, (2, 3))[0]).eval()
     e = classlens.explain(model, torch.rand(2, 3, 4, 4).double(), 1, "deeplift-shap", baselines="noise")

@@ -109,7 +109,7 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
     if node.op == "scaled_dot_product_attention":
         return _through_attention(node, twin, arrived)
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
-    if node.op in _MAXIMA | _MINIMA and outputs[0] is not None:
+    if node.op in _MAXIMA | _MINIMA:
         return _extreme(node, twin, outputs)
     return _mean_jacobian(node, twin, outputs, 1 if _up_to_quadratic(node) else POINTS)
 
