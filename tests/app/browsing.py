@@ -49,7 +49,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            said, complained = self.process.communicate(timeout=30)
+            said, complained = self.process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             self.process.kill()
             said, complained = self.process.communicate()

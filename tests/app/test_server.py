@@ -211,7 +211,7 @@ from app import small
 
 def loaded():
     made = small.loaded()
-    made.model.register_forward_pre_hook(lambda *_: time.sleep(30) if started else None)
+    made.model.register_forward_pre_hook(lambda *_: time.sleep(3600) if started else None)
     started.append(1)
     return made
 
@@ -220,7 +220,7 @@ started = []
 
 
 def test_the_end_does_not_wait_for_a_slow_network(tmp_path):
-    """It computes for 30 s, which no thread can be kept from; how soon the end comes depends on the machine's load."""
+    """It computes for an hour, which no thread can be kept from. How soon the end comes depends on the load."""
     (tmp_path / "slow.py").write_text(SLOW)
     paths = [str(tmp_path), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "classlens", "serve", "--port", "0", "--model", "slow:loaded"]
@@ -231,7 +231,7 @@ def test_the_end_does_not_wait_for_a_slow_network(tmp_path):
             assert "at http://" in said, said + process.stderr.read()
             time.sleep(1)  # the server is up, and the first picture is being computed
             process.send_signal(signal.SIGTERM)
-            said, complained = process.communicate(timeout=20)
+            said, complained = process.communicate(timeout=240)
         finally:
             process.kill()
     assert (process.returncode, said.strip(), complained) == (0, "stopped", "")

@@ -43,9 +43,9 @@ def test_a_run_goes_on_where_it_was_and_names_what_failed(tmp_path: Path, monkey
     log.write_text(json.dumps(asdict(GOOD)) + "\n" + '{"name": "c", "si')  # the second line was cut by a kill
     assert read_rows(log) == [GOOD]
     log.write_text(json.dumps(asdict(GOOD)) + "\n")
-    rows = [row for _, _, row in cover("torchvision", tmp_path, timeout=60, only="a")]
+    rows = [row for _, _, row in cover("torchvision", tmp_path, timeout=900, only="a")]
     assert rows == [GOOD]
-    failed = [row for _, _, row in cover("torchvision", tmp_path, timeout=60, only="no-such")]
+    failed = [row for _, _, row in cover("torchvision", tmp_path, timeout=900, only="no-such")]
     assert "no-such-network" in failed[0].reason
     assert not failed[0].good
     assert read_rows(log) == [GOOD, *failed]

@@ -73,6 +73,7 @@ OTHERS: dict[str, Do] = {
     "over queries": lambda x: (t := tokens(x), (t @ t.mT).softmax(1) @ t)[1],
     "not multiplied": lambda x: (t := tokens(x), (t @ t.mT).softmax(-1) + 1)[1],
     "of one key": lambda x: (t := tokens(x), (t @ t[:, :1].mT).softmax(-1) @ t[:, :1])[1],
+    "of mixed images": lambda x: (t := x.flatten(1)[None], (t.mT @ t).softmax(-1) @ t.mT)[1],
     "of a matrix": lambda x: (t := x.flatten(1), (t @ t.T).softmax(-1) @ t)[1],
 }
 
@@ -347,6 +348,13 @@ def test_keys_that_are_learnt_have_no_places() -> None:
     assert found.keys is None
 
 
+def test_keys_have_places_if_the_queries_are_learnt() -> None:
+    queries = torch.ones(5, 4).double()
+    (found,) = find_attentions(recorded(lambda x: (queries @ tokens(x).mT).softmax(-1) @ tokens(x)))
+    assert found.keys is not None
+    assert (found.keys.grid, found.keys.index.flatten().tolist()) == ((2, 3), [1, 2, 3, 4, 5, 6])
+
+
 def test_the_places_of_queries_are_not_those_of_keys() -> None:
     def few_keys(x: Tensor) -> Tensor:
         t = tokens(x)
@@ -355,6 +363,54 @@ def test_the_places_of_queries_are_not_those_of_keys() -> None:
     (found,) = find_attentions(recorded(few_keys))
     assert found.weights.shape == (2, 1, 6, 3)
     assert found.keys is None
+
+
+def test_attention_over_the_images_is_refused() -> None:
+    """For each token, queries that are learnt choose among the images of the batch."""
+    queries = torch.ones(5, 4).double()
+
+    def do(x: Tensor) -> Tensor:
+        scores = torch.einsum("btc,qc->tqb", tokens(x), queries)
+        return torch.einsum("tqb,btc->tqc", scores.softmax(-1), tokens(x))
+
+    with pytest.raises(MethodError, match="the images cannot be told apart at softmax"):
+        find_attentions(recorded(do))
+
+
+def test_keys_without_places_are_no_grid() -> None:
+    learnt = torch.ones(1, 6, 4).double()
+
+    def do(x: Tensor) -> Tensor:
+        t = tokens(x)
+        return attended(attended(t, t, t), learnt, t)
+
+    with pytest.raises(MethodError, match=r"a method multiplies .*; in scaled_dot_product_attention .* are cut into"):
+        one_grid(find_attentions(recorded(do)), "a method")
+
+
+def test_windows_are_no_grid() -> None:
+    def do(x: Tensor) -> Tensor:
+        t = tokens(x).unflatten(1, (2, 3))
+        return attended(attended(t, t, t), t, t)
+
+    with pytest.raises(MethodError, match=r"a method multiplies .*; in scaled_dot_product_attention .* are cut into"):
+        one_grid(find_attentions(recorded(do)), "a method")
+
+
+def test_a_layer_behind_an_activation_is_no_projection() -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("before", "q", "k", "v", "out")}).double()
+
+    def do(x: Tensor) -> Tensor:
+        t = layers["before"](tokens(x)).relu()
+        return layers["out"](attended(layers["q"](t), layers["k"](t).relu(), 2 * layers["v"](t)))
+
+    tape = recorded(do)
+    found = projections(tape, find_attentions(tape))
+    inside = [node for node in tape.nodes if node.op == "linear"]
+    assert [node in found for node in inside] == [False, True, False, True, True]
+    tape = recorded(lambda x: layers["out"](attended(tokens(x), tokens(x), tokens(x)) * tokens(x).sigmoid()))
+    assert projections(tape, find_attentions(tape)) == set()  # a product with a gate, not with the values
 
 
 def test_two_tokens_are_enough() -> None:

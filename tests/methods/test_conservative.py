@@ -106,6 +106,15 @@ def test_the_gate_of_an_activation_is_a_constant(activation: Do) -> None:
     assert same(activation, lambda x: x * (activation(x) / x).detach(), x)
 
 
+def test_an_activation_of_two_values_has_both_gradients() -> None:
+    """A slope that the image makes is no constant: there is no y / x to take."""
+
+    def do(x: Tensor) -> Tensor:
+        return F.prelu(x, x.mean((0, 2)))
+
+    assert same(do, do, X)
+
+
 def test_at_0_the_gate_of_an_activation_is_its_slope() -> None:
     x, start = torch.tensor([[0.0, 2.0]]).double(), torch.tensor([[3.0, 3.0]]).double()
     for activation, slope in ((F.silu, 0.5), (torch.tanh, 1.0), (F.relu, 0.0)):

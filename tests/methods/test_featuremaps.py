@@ -23,6 +23,7 @@ from steps import Does
 
 CAMS = ["gradcam", "layercam", "finer-cam"]
 FAR = (3, 3), (44, 60)  # two pixels
+IMAGE = torch.rand(1, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 
 
 def logits_at(pixel: tuple[int, int]) -> Callable[[Any], Tensor]:
@@ -224,6 +225,7 @@ def test_the_map_before_an_average_however_it_is_written() -> None:
     conv, head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 2)
     pools: dict[str, Callable[[Tensor], Tensor]] = {
         "pool": lambda t: F.avg_pool2d(t, 4),
+        "scaled": lambda t: F.avg_pool2d(t, 4) * 2,
         "sum": lambda t: t.unflatten(3, (2, 4)).unflatten(2, (2, 4)).sum((3, 5)) / 16,
         "copy": lambda t: torch.cat(F.avg_pool2d(t, 4).split(1, 1), 1).clone(),
     }
@@ -243,6 +245,8 @@ def test_averages_are_pools_and_sums_over_windows() -> None:
     assert averaged(windows) == {windows.output}
     reshaped = record(Does(lambda x: x.reshape(2, 3, 2, 2, 2, 2).reshape(2, 3, 4, 4)).eval(), x)
     assert averaged(reshaped) == set()
+    bent = record(Does(lambda x: F.avg_pool2d(x, 2).tanh()).eval(), x)
+    assert averaged(bent) == {bent.nodes[0].outputs[0]}
     pooled = record(Does(lambda x: F.avg_pool2d(x, 2).clone()).eval(), x)
     assert averaged(pooled) == {value for node in pooled.nodes for value in node.outputs}
 
@@ -260,6 +264,73 @@ def test_a_map_with_channels_last_has_all_of_its_places(size: tuple[int, int]) -
     tape = record(Does(lambda x: F.avg_pool2d(x, 8).repeat(1, 5, 1, 1).permute(0, 2, 3, 1).relu()).eval(), x)
     found = feature_map(tape, tape.output)
     assert (None if found is None else found.places()) == (None if size == (1, 1) else 2)
+
+
+@pytest.mark.parametrize("kind", ["channels first", "channels last", "tokens"])
+def test_a_map_is_put_back_where_it_was_read(kind: str) -> None:
+    """The values that have a place come back, those of another token are 0; (N,B) before the value's own axes."""
+    torch.manual_seed(0)
+    patches, extra = nn.Conv2d(3, 4, 2, 2), torch.ones(2, 3, 4)
+    layouts: dict[str, Callable[[Tensor], Tensor]] = {
+        "channels first": patches, "channels last": lambda x: patches(x).permute(0, 2, 3, 1).relu(),
+        "tokens": lambda x: torch.cat([extra, patches(x).flatten(2).mT], 1).relu(),
+    }  # fmt: skip
+    tape = record(Does(layouts[kind]).eval(), torch.rand(2, 3, 4, 6))
+    found = feature_map(tape, tape.output)
+    assert found is not None
+    assert (found.places(), found.above) == (6, 0)
+    parts = torch.rand(5, *tape.output.shape)
+    expected = parts.clone()
+    if kind == "tokens":
+        expected[:, :, :3] = 0
+    back = found.restored(torch.stack([found.as_map(part) for part in parts]))
+    assert torch.equal(back, expected)
+
+
+def test_candidates_and_pieces_are_no_maps_of_the_image() -> None:
+    """The best four positions, laid out as a map; and quarters of the map, stacked along the batch axis."""
+    torch.manual_seed(0)
+    body, mix, head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+
+    def candidates(x: Tensor) -> Tensor:
+        seen = body(x).relu()
+        best = seen.mean(1).flatten(1).topk(4).indices[:, None].expand(-1, 4, -1)
+        return head(mix(seen.flatten(2).gather(2, best).unflatten(2, (2, 2))).mean((2, 3)))
+
+    def pieces(x: Tensor) -> Tensor:
+        seen = body(x).relu().unflatten(3, (2, 2)).unflatten(2, (2, 2)).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return head(mix(seen).relu().mean((2, 3)).unflatten(0, (len(x), 4)).mean(1))
+
+    for do in (candidates, pieces):
+        tape = record(Does(do).eval(), torch.rand(2, 3, 4, 4))
+        first, last = [node for node in tape.nodes if node.op == "conv2d"]
+        maps = {found.value for found in (*spatial_cuts(tape), *all_maps(tape))}
+        assert first.outputs[0] in maps
+        assert maps.isdisjoint({last.inputs[0], last.outputs[0]})
+        assert (feature_map(tape, last.outputs[0]) is None) is (do is pieces)
+
+
+def test_the_output_itself_is_no_map() -> None:
+    """Logits of each pixel, read by the upsampling at the end: no weights lie above them."""
+    torch.manual_seed(0)
+    body, last = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 3, 1)
+    tape = record(Does(lambda x: F.interpolate(last(body(x).relu()), scale_factor=2)[..., 3, 5]).eval(), IMAGE)
+    assert {found.above for found in all_maps(tape)} == {1}
+
+
+@pytest.mark.parametrize("extra", [16, 17])
+def test_tokens_besides_the_patches_are_few(extra: int) -> None:
+    patches = nn.Conv2d(3, 4, 2, 2)
+    do = Does(lambda x: torch.cat([torch.ones(1, extra, 4), patches(x).flatten(2).mT], 1).relu())
+    tape = record(do.eval(), IMAGE)
+    assert (feature_map(tape, tape.output) is None) is (extra > 16)
+
+
+def test_two_patches_are_a_grid() -> None:
+    model, x = ClassToken().eval(), pictures(1, (8, 16))
+    found = feature_map(tape := record(Does(lambda x: model.read(x)).eval(), x), tape.output)
+    assert found is not None
+    assert found.as_map(tape.output.tensor).shape == (1, 4, 1, 2)
 
 
 def test_tokens_have_the_grid_of_the_map_with_their_channels() -> None:

@@ -5,8 +5,9 @@ from torch import nn
 
 import classlens
 import goldens
+from classlens.core.capture import Axis, Value
 from classlens.errors import UnsupportedOp
-from classlens.methods.fullgrad import spread
+from classlens.methods.fullgrad import _images_first, spread
 from networks import RELU_LIKE, build, pictures
 
 
@@ -106,6 +107,14 @@ def test_windows_and_tokens_belong_to_their_image(images: int) -> None:
     assert e.report.conservation.max() < 1e-10
     single = torch.cat([classlens.explain(model, x[i : i + 1], 1, "fullgrad").maps for i in range(images)])
     assert torch.allclose(single, e.maps)
+
+
+def test_the_windows_of_an_image_are_no_positions_of_it() -> None:
+    """(classes, images, all entries of an image): a share without positions, which is spread evenly."""
+    value = Value(torch.zeros(8, 3, 4), None, torch.Size([8, 3, 4]))
+    share = torch.arange(192.0).reshape(2, 8, 3, 4)
+    windows = Axis(0, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    assert torch.equal(_images_first({value: windows}, value, share, 2), share.reshape(2, 2, 48))
 
 
 def test_images_that_cannot_be_told_apart_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Baselines, blurs, noise, and the run of a network on other inputs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,8 +9,8 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import Reading, record
 from classlens.core.capture.reading import Pick
-from classlens.errors import MethodError
-from classlens.methods import Case
+from classlens.errors import CaptureError, MethodError
+from classlens.methods import Case, resolve
 from classlens.methods.inputs import (
     above_zero,
     asked,
@@ -144,7 +146,26 @@ def test_a_choice_that_only_this_image_makes_is_not_run_on_others(chosen: bool) 
     model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), pictures(1, (4, 4))
     case = Case(model, x, record(model, x), torch.tensor([[1]]), output=Reading((Pick(chosen=chosen),)))
     if chosen:
-        with pytest.raises(MethodError, match="chooses its candidates from the image"):
-            refuse_one_pass(case)
+        for runs in (lambda: refuse_one_pass(case), lambda: logits_at(case, x), lambda: gradients_at(case, x)):
+            with pytest.raises(MethodError, match="chooses its candidates from the image"):
+                runs()
     else:
         refuse_one_pass(case)
+
+
+def test_images_of_the_callers_inference_mode_have_gradients() -> None:
+    asked_case = case(build("plain"), pictures())
+    with torch.inference_mode():
+        points = pictures()
+        found = gradients_at(asked_case, points)
+    assert torch.equal(found, gradients_at(asked_case, pictures()))
+
+
+@pytest.mark.parametrize("method", ["smoothgrad(samples=1)", "meaningful-perturbation(steps=1)"])
+def test_operations_without_a_gradient_are_named(method: str) -> None:
+    """Also where the network runs on other images: autograd would be silently wrong there too."""
+    found = case(build("plain"), pictures())
+    found = replace(found, tape=replace(found.tape, opaque="of_a_library"))
+    chosen, options = resolve(method)
+    with pytest.raises(CaptureError, match="torch has no gradient of the operation of_a_library"):
+        chosen.run(found, **options)

@@ -454,3 +454,26 @@ def test_tokens_of_unknown_images_make_no_token_layer(monkeypatch: pytest.Monkey
     assert token_layers(tape, tape.nodes)
     monkeypatch.setattr(layers, "image_index", lambda tape: {})
     assert not token_layers(tape, tape.nodes)
+
+
+def test_sums_of_signed_values() -> None:
+    """However they are written; not the sampling at places that the image says."""
+    assert {"add", "sub", "mean", "sum", "avg_pool2d", "max_pool2d", "amax"} <= layers.SIGNED_SUMS
+    assert layers.SIGNED_SUMS.isdisjoint({"grid_sample", "mul", "matmul", "softmax", "relu"})
+
+
+def test_a_single_place_is_no_grid() -> None:
+    shape = torch.Size([3, 1, 4])
+    assert not _each_place_once(Places((1, 1), torch.ones(1, 1, 1)), Value(torch.zeros(shape), None, shape), 3)
+
+
+def test_a_flattened_piece_of_an_image_is_no_map_of_it() -> None:
+    """Quarters, stacked along the batch axis: a row for each quarter."""
+
+    def do(m: nn.ModuleDict, x: Tensor) -> Tensor:
+        quarters = x.unflatten(3, (2, 2)).unflatten(2, (2, 2)).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return m.fc(quarters.flatten(1)).unflatten(0, (len(x), 4)).mean(1)
+
+    tape = parts(do, fc=nn.Linear(12, 2))
+    (fc,) = [node for node in tape.nodes if node.op == "linear"]
+    assert spatial_before_flatten(tape, fc.inputs[0]) is None

@@ -10,7 +10,7 @@ import classlens
 from classlens.errors import MethodError
 from classlens.methods import perturbation
 from classlens.methods.inputs import gaussian_blur
-from classlens.methods.perturbation import Adam, _wider, rise_masks, total_variation
+from classlens.methods.perturbation import Adam, _unmoved, _wider, rise_masks, total_variation
 from classlens.methods.places import shortest_side
 from goldens import distance
 from networks import build, pictures
@@ -83,22 +83,26 @@ def test_meaningful_perturbation_removes_the_class_by_a_small_place() -> None:
     assert second[1, 1] > 3 * max(second[0, 0], second[0, 1], second[1, 0])
 
 
-def test_meaningful_perturbation_against_torchs_optimiser() -> None:
-    """The whole optimisation written out with torch.optim, without jitter."""
+@pytest.mark.parametrize(("jitter", "reach"), [(0, 0), (14, 2)])
+def test_meaningful_perturbation_against_torchs_optimiser(jitter: int, reach: int) -> None:
+    """The whole optimisation written out with torch.optim, without jitter and with shifts of up to two pixels."""
     model, x = build("plain").double(), pictures(1).double()
-    found = classlens.explain(model, x, 3, "meaningful-perturbation", steps=8, cell=4, jitter=0).maps[0, 0]
+    found = classlens.explain(model, x, 3, "meaningful-perturbation", steps=8, cell=4, jitter=jitter, seed=6).maps[0, 0]
+    shifts = torch.randint(reach + 1, (8, 2), generator=torch.Generator().manual_seed(6)).tolist()
+    assert max(map(max, shifts)) == reach
 
     scale = 32 / 224
-    blurred = gaussian_blur(x, 10 * scale)
+    sharp, blurred = (F.pad(t, (0, reach) * 2, mode="replicate") for t in (x, gaussian_blur(x, 10 * scale)))
     mask = torch.ones(1, 1, 8, 8).double().requires_grad_()
     optimiser = torch.optim.Adam([mask], lr=0.1)
 
     def large() -> Tensor:
         return gaussian_blur(F.interpolate(mask, size=(32, 32), mode="bilinear"), 5 * scale)
 
-    for _ in range(8):
+    for down, across in shifts:
         optimiser.zero_grad()
-        probability = torch.softmax(model(x * large() + blurred * (1 - large())), 1)[0, 3]
+        seen, smooth = (t[..., down : down + 32, across : across + 32] for t in (sharp, blurred))
+        probability = torch.softmax(model(seen * large() + smooth * (1 - large())), 1)[0, 3]
         variation = sum((a - b).abs() ** 3 for a, b in neighbours(mask[0, 0]))
         (1e-4 * (1 - mask).abs().sum() + 1e-2 * variation + probability).backward()
         optimiser.step()
@@ -181,13 +185,34 @@ def test_a_side_of_one_does_not_count(size: tuple[int, ...], side: int) -> None:
     assert shortest_side(torch.zeros(1, 3, *size)) == side
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "noted"),
+    [
+        (1.0, 1.005, True), (1.0, 1.02, False), (1.0, 1.01005, True), (-1.0, -0.5, False), (-1.01005, -1.0, True),
+        (0.0, 0.0, True), (1e-6, 3e-6, False), (-0.3, 0.2, False), (0.0, 1e-9, False),
+    ],
+)  # fmt: skip
+def test_a_change_below_a_hundredth_of_the_score_says_nothing(low: float, high: float, noted: bool) -> None:
+    """Relative to the larger magnitude; one such target among others is enough."""
+    others = torch.tensor([0.0, 0.1]).double(), torch.tensor([1.0, 0.9]).double()
+    bounds = (torch.cat([t, torch.tensor([one]).double()]) for t, one in zip(others, (low, high), strict=True))
+    assert bool(_unmoved(*bounds)) is noted
+
+
+def test_a_picture_smaller_than_a_cell_has_one() -> None:
+    method = "meaningful-perturbation(cell=32, steps=3)"
+    (found,) = classlens.explain(build("plain"), pictures(1, (16, 24)), 1, method).maps[0]
+    assert 0.01 < found.min() > found.max() - 1e-6
+
+
+@pytest.mark.parametrize("count", [8, 16])  # masks at once, and in two goes
 @pytest.mark.parametrize(("slope", "noted"), [(10.0, False), (1e-6, True)])
-def test_rise_says_when_the_masks_do_not_matter(slope: float, noted: bool) -> None:
+def test_rise_says_when_the_masks_do_not_matter(slope: float, noted: bool, count: int) -> None:
     """The logit is slope * mean of the image: with a slope of almost 0, the mean of the masks is no answer about it."""
 
     class Nearly(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return slope * x.mean((1, 2, 3))[:, None] * torch.tensor([1.0, 0.0])
 
-    e = classlens.explain(Nearly().eval(), torch.rand(1, 3, 16, 16), 0, "rise", n_masks=16)
+    e = classlens.explain(Nearly().eval(), torch.rand(1, 3, 16, 16), 0, "rise", n_masks=count)
     assert any("shows the masks, not the target" in note for note in e.report.notes) == noted

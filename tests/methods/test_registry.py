@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import classlens
+from classlens.core.capture import record
 from classlens.core.rules.propagate import Sweep
 from classlens.errors import MethodError
 from classlens.methods import METHODS, check_options, method_names, resolve, split_names
-from classlens.methods.registry import UNRELIABLE, Balance, balance, is_release, of_colours, total
+from classlens.methods.registry import UNRELIABLE, Balance, Case, balance, is_release, of_colours, total
 from classlens.progress import reporting
 from networks import build, pictures
 
@@ -55,6 +56,29 @@ def test_what_each_method_keeps_in_memory_for_a_class() -> None:
     assert kept["layers"] == ALL - kept["maps"] - kept["inputs"]
 
 
+def test_the_families_of_the_docs() -> None:
+    families = {
+        "attribution-guided factorisation": AGF, "activation maps": CAM, "attention": ATTENTION, "controls": CONTROLS,
+        "gradients": GRADIENTS | {"deeplift-shap", "fullgrad"}, "perturbation": PERTURBATION,
+        "relevance propagation": LRP | CONTRASTS | EXCITATION | {"rap"},
+    }  # fmt: skip
+    assert {name: method.family for name, method in METHODS.items()} == {
+        name: family for family, names in families.items() for name in names
+    }
+
+
+def test_which_sweeps_are_linear_in_the_relevance() -> None:
+    """With these options, relevance can be followed in parts, for concepts."""
+    linear = {name: method.linear for name, method in METHODS.items() if method.linear is not None}
+    assert linear == {name: {} for name in LRP | EXCITATION} | {"agf": {"only": "C"}}
+
+
+def test_what_a_case_is_if_nobody_says() -> None:
+    model, x = build("plain"), pictures(1)
+    case = Case(model, x, record(model, x), torch.tensor([[1]]))
+    assert (case.trace, case.multilabel, case.once) == (False, False, False)
+
+
 VARIANT = {"variant": "default"}
 TERMS = {"without": (), "only": None}
 BASELINES = "zero+dark+blur+noise"
@@ -62,7 +86,7 @@ LAYER = {"layer": None, "shallower": 0}
 # What users get who ask for a name alone: the papers' numbers, where these say any.
 DEFAULTS = {
     "agf": TERMS | {"residual": None}, "agf-paper": TERMS, "agf-release": TERMS | {"residual": None},
-    "gradcam": LAYER | VARIANT, "layercam": LAYER, "finer-cam": {"alpha": 0.6, "similar": 3} | LAYER,
+    "gradcam": LAYER | VARIANT, "layercam": LAYER, "odam": LAYER, "finer-cam": {"alpha": 0.6, "similar": 3} | LAYER,
     "random": {"cells": None, "seed": 0}, "centre": {"sigma": 0.25}, "sobel": {}, "gradient": {},
     "gradient-x-input": {}, "fullgrad": VARIANT,
     "integrated-gradients": {"steps": 50, "baseline": "zero", "seed": 0} | VARIANT,
@@ -79,7 +103,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_options_and_what_they_are_if_nobody_says(name: str) -> None:
     parameters = list(inspect.signature(METHODS[name].run).parameters.values())[1:]
     assert {p.name: p.default for p in parameters} == DEFAULTS[name]

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_a_unit_of_little_influence_is_active_and_one_without_any_is_not(tiny: f
     slow = reference.relative(x[0].numpy(), layer.weight.detach().numpy(), r[0, 0].numpy())
     assert np.allclose(found[0, 0], slow, atol=0)
     assert found[0, 0, 3] == 0 != found[0, 0, 2]
+
+
+def test_next_to_nothing_is_not_active() -> None:
+    """A share below all rounding of the largest one (1e-36 of it) takes no part in what is taken off evenly."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 3, bias=False).double().eval(), torch.tensor([[1.0, -2.0, 1e-36, 0.0]]).double()
+    r = torch.tensor([[[1.0, -3.0, 2.0]]]).double()
+    found = relative(linear_map(record(layer, x).nodes[0]), r)[0, 0]
+    slow = reference.relative(x[0].numpy() * [1, 1, 0, 1], layer.weight.detach().numpy(), r[0, 0].numpy())
+    assert np.allclose(found, slow, atol=1e-30)
 
 
 @pytest.mark.parametrize(("kernel", "rule"), [((1, 1), absolute), ((1, 3), relative), ((3, 1), relative)])
@@ -280,9 +291,26 @@ def test_a_norm_is_a_matter_of_writing_but_not_as_released() -> None:
     written = nn.Sequential(nn.Conv2d(3, 3, 1), conv, norm, *after).double().eval()
     inside = nn.Sequential(written[0], nn.utils.fusion.fuse_conv_bn_eval(conv, norm), *after).eval()
     x = pictures(1, (8, 8)).double()
-    for method, variant, same in (("lrp", "default", True), ("lrp-ab", "default", True), ("lrp", "release", False)):
+    for method, variant in itertools.product(("lrp", "lrp-ab", "rap"), ("default", "release")):
         one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
-        assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is same
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is (variant == "default")
+
+
+@pytest.mark.parametrize("method", ["lrp", "rap"])
+def test_the_released_division_loses_relevance_in_thin_layers(method: str) -> None:
+    """1e-9 is added to every denominator: of weights that are that small, most is lost; by the equations nothing is."""
+    torch.manual_seed(0)
+    thin = nn.Conv2d(4, 5, 1, bias=False)
+    thin.weight.data.abs_().mul_(1e-9)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), thin, nn.Flatten(), nn.Linear(180, 4, bias=False)
+    ).double().eval()  # fmt: skip
+    sums = []
+    for variant in ("default", "release"):
+        e = classlens.explain(model, pictures(1, (8, 8)).double(), 3, method, variant=variant)
+        sums.append(float(e.maps.sum() / e.logits[0, 3]))
+    assert sums[0] == pytest.approx(1)
+    assert abs(sums[1]) < 0.9
 
 
 @pytest.mark.parametrize("method", ["rap", "excitation-bp"])

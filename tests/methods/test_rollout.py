@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import image_index, record
+from classlens.core.capture import Node, image_index, record
 from classlens.core.rules.generic import Shares
 from classlens.errors import MethodError, UnsupportedOp
+from classlens.methods.blocks import find_attentions
 from classlens.methods.rollout import (
     _halves,
     _in_proportion,
+    _through_fused,
+    attention_relevance,
     gained,
     halved,
     positive_mean,
@@ -93,6 +96,38 @@ def test_relevance_of_attention_by_hand() -> None:
     assert torch.allclose(r_q.sum(), slow_w.sum() / 2, rtol=1e-6)
     assert torch.allclose(r_k.sum(), slow_w.sum() / 2, rtol=1e-6)
     assert not torch.allclose(r_q[0, 0, 0], r_k[0, 0, 0])
+
+
+@pytest.mark.parametrize("learnt", ["", "query", "key", "value"])
+def test_each_argument_of_fused_attention_gets_its_own_share(learnt: str) -> None:
+    source = torch.Generator().manual_seed(0)
+    maps = {name: nn.Parameter(torch.rand(3, 3, generator=source).double()) for name in ("query", "key", "value")}
+    x, r = (torch.rand(2, 3, 4, generator=source).double().mT for _ in range(2))
+    given = {name: 1 + x @ weight if name != learnt else x.flip(1) for name, weight in maps.items()}
+
+    def do(x: Tensor) -> Tensor:
+        return FUSED(**{name: 1 + x @ maps[name] if name != learnt else t for name, t in given.items()})
+
+    node = record(Does(do).eval(), x).nodes[-1]
+    kept: dict[Node, Tensor] = {}
+    shares = _through_fused(node, r[None], kept)
+    weights = (given["query"] @ given["key"].mT / 3**0.5).softmax(-1)
+    at_weights, *expected = through_attention(*given.values(), weights, r[None])
+    expected = [share for name, share in zip(given, expected, strict=True) if name != learnt]
+    assert torch.allclose(kept[node], at_weights)
+    assert len(shares) == len(expected) == len(node.inputs)
+    assert all(s is not None and torch.allclose(s, e) for s, e in zip(shares, expected, strict=True))
+
+
+def test_a_gate_passes_all_relevance_to_attention() -> None:
+    """Twice a sigmoid of 0, made of the image: the same numbers as without it."""
+    kept = []
+    for gated in (False, True):
+        network = model(lambda t, gated=gated: FUSED(t, t, t) * (2 * (0 * t).sigmoid() if gated else 1))
+        tape = record(network, X)
+        (found,) = attention_relevance(tape, torch.ones(1, *tape.output.shape).double(), find_attentions(tape)).values()
+        kept.append(found)
+    assert torch.allclose(*kept)
 
 
 @pytest.mark.parametrize("start", [-1, 2])

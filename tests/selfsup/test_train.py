@@ -121,7 +121,7 @@ def test_a_killed_training_ends_with_the_same_weights(pictures, tmp_path):
     command = [sys.executable, "-c", _KILLED, str(pictures), str(tmp_path / "killed")]
     # One thread, as here: sums of two threads round otherwise.
     alone = {"PYTHONPATH": str(TESTS)}
-    done = subprocess.run(command, env=os.environ | alone, timeout=120)
+    done = subprocess.run(command, env=os.environ | alone, timeout=900)
     assert done.returncode == -signal.SIGKILL
     asked = choices(pictures, "scan", epochs=(1, 2), clusters=2)
     resumed = train_selfsup(asked, tmp_path / "killed")

@@ -8,7 +8,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LATIN = os.fsdecode(b"caf\xe9.png")  # a name as Latin-1 writes it: no UTF-8
@@ -21,23 +21,29 @@ if Path("/proc/self/mem").exists():
 
 @contextmanager
 def odd_files(folder: Path) -> Iterator[None]:
-    """A folder, a device, a FIFO and a file whose disk fails; who waits for the FIFO is let go after ten seconds."""
+    """A folder, a device, a FIFO and a file whose disk fails; who waits for the FIFO is let go, and the test fails."""
     (folder / "dir.png").mkdir()
     (folder / "zero.png").symlink_to("/dev/zero")
     os.mkfifo(folder / "pipe.png")
     if "io.png" in REFUSED:
         (folder / "io.png").symlink_to("/proc/self/mem")  # a regular file; reading its first byte fails with EIO
 
-    def let_go() -> None:
-        os.close(os.open(folder / "pipe.png", os.O_RDWR | os.O_NONBLOCK))
+    over, waited = threading.Event(), threading.Event()
 
-    rescue = threading.Timer(10, let_go)
+    def let_go() -> None:
+        while not over.wait(0.5):
+            with suppress(OSError):  # nobody reads
+                os.close(os.open(folder / "pipe.png", os.O_WRONLY | os.O_NONBLOCK))
+                waited.set()
+
+    rescue = threading.Thread(target=let_go)
     rescue.start()
     try:
         yield
-        assert rescue.is_alive(), "something waited for the FIFO"
     finally:
-        rescue.cancel()
+        over.set()
+        rescue.join()
+    assert not waited.is_set(), "something waited for the FIFO"
 
 
 def rename_latin(picture: Path) -> Path:

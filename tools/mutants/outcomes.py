@@ -83,9 +83,9 @@ def _state(version: str, group: Sequence[Mutant]) -> str:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Survivors as they are listed: a file, the reason, and the faults."""
+    """Survivors as they are listed: a file, the reason, and the faults. Several files may share an entry."""
     listed: list[dict[str, Any]] = tomllib.loads(SURVIVORS.read_text())["survivors"]
-    return listed
+    return [e | {"file": file} for e in listed for file in ([e["file"]] if isinstance(e["file"], str) else e["file"])]
 
 
 def explained() -> set[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 A fault in a function is put into the function that is there, so that packages and tests are imported only once; many
 share a fork (`batch.py`). A fault in what runs on import has a fork of its own: the changed statement is run again in
-its module, and a kill counts if the test passes after the unchanged statement. What survives that is tried in a fork of
-a process without the package, whose import hook gives the changed module.
+its module, and a kill counts if the unchanged statement runs and the test passes after it. What survives that is tried
+in a fork of a process without the package, whose import hook gives the changed module.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def try_in_place(
         for mutant, outcome in tried_in_batches(in_functions, plan, jobs, put, items):
             keep(mutant, outcome)
         for mutant, outcome in _tried([m for m in todo if plan.runs_on_import(m)], plan, jobs, attempt):
-            if outcome["by"] in items and _passes(mutant, outcome["by"], unchanged):
+            by = outcome["by"]  # IMPORT: the unchanged statement did run again, just before the changed one failed
+            if by == IMPORT or (by in items and _passes(mutant, by, unchanged)):
                 keep(mutant, outcome)
 
     ended = pytest.main([*files, *QUIET], plugins=[Collected(loop)]) if todo else 0

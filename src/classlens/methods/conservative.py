@@ -30,7 +30,7 @@ from classlens.methods.registry import Case, Result, method, of_colours
 
 FAMILY = "attention"
 _ACTIVATIONS, _SAME = of_kind(Kind.ACTIVATION), of_kind(Kind.SAME)
-_MATRIX_PRODUCTS = of_kind(Kind.PRODUCT) - {"mul"}
+_PRODUCTS = of_kind(Kind.PRODUCT)
 _CONVOLUTIONS = LINEAR_OPS - {"linear"}
 _TINY, _STABLE = 1e-10, 1e-6  # the authors' stabilisers
 
@@ -77,7 +77,7 @@ class Altered:
             return _multiplied(node, arrived)
         outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
         shares = transported(node, outputs)
-        if node.op in _MATRIX_PRODUCTS and len(node.inputs) == 2:
+        if node.op in _PRODUCTS and len(node.inputs) == 2:
             if any(_made_of(self.tape, value, weights) for value in node.inputs):  # attention: to the values alone
                 return [
                     None if _made_of(self.tape, v, weights) else s for v, s in zip(node.inputs, shares, strict=True)

@@ -99,7 +99,7 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
         return only(node, node.inputs[0], arrived)
     if node.op == "as_strided_scatter":  # torch's own formula for its gradient is wrong
         return pasted(node, arrived)
-    if node.op in LINEAR_OPS and single and isinstance(node.arguments()["input"], Value):
+    if node.op in LINEAR_OPS and single:
         layer = linear_map(node)
         return only(node, layer.value, layer.adjoint(arrived, layer.weight))
     if node.op in _UNIT_BY_UNIT and single and node.inputs[0].shape == node.outputs[0].shape:
@@ -109,7 +109,7 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
     if node.op == "scaled_dot_product_attention":
         return _through_attention(node, twin, arrived)
     outputs = list(arrived) if node.op in MULTI_OUTPUT else [arrived, *[None] * (len(node.outputs) - 1)]
-    if node.op in _MAXIMA | _MINIMA and outputs[0] is not None:
+    if node.op in _MAXIMA | _MINIMA:
         return _extreme(node, twin, outputs)
     return _mean_jacobian(node, twin, outputs, 1 if _up_to_quadratic(node) else POINTS)
 
@@ -143,7 +143,7 @@ def _through_attention(node: Node, twin: Node, arrived: Tensor) -> Shares:
     shares = [*to_values, *(_hand_back(score, to_scores, score0) if score.inputs else ())]
     named = node.arguments()
     live = [name for name in ("value", "query", "key", "attn_mask") if isinstance(named.get(name), Value)]
-    return by_argument(node, {name: s for name, s in zip(live, shares, strict=True) if s is not None})
+    return by_argument(node, dict(zip(live, shares, strict=True)))
 
 
 def _extreme(node: Node, twin: Node, arrived: list[Tensor | None]) -> Shares:

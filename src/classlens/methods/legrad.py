@@ -81,8 +81,7 @@ def _of_keys(one: Attention, gradient: Tensor) -> Tensor:
 def _gradient(tail: Tail, axis: int, case: Case, output: Value) -> Tensor:
     """(K, *shape): the gradient of the scores of a block's mean token, at the block's output."""
     with torch.inference_mode(False), torch.enable_grad():
-        tokens = output.tensor.detach().clone().requires_grad_()
+        tokens = output.tensor.detach().requires_grad_()
         logits = tail(tokens.mean(axis, keepdim=True).expand_as(tokens))
-        scores = (logits * case.directions(logits.detach())).flatten(1).sum(1)
-        one = torch.ones_like(scores[0])
-        return torch.stack([gradients([s], [tokens], [one], case.tape.odd, retain_graph=True)[0] for s in scores])
+        starts = case.directions(logits.detach())
+        return torch.stack([gradients([logits], [tokens], [s], case.tape.odd, retain_graph=True)[0] for s in starts])

@@ -56,7 +56,7 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
     images, size = case.images.detach(), case.images.shape[2:]
     masks = rise_masks(size, n_masks, cells, keep, generator(seed))
     total = torch.zeros(*case.targets.shape, *size, dtype=precise(images), device=images.device)
-    low, high = (torch.full(case.targets.shape, end, dtype=total.dtype).to(total) for end in (torch.inf, -torch.inf))
+    low, high = (total.new_full(case.targets.shape, end) for end in (torch.inf, -torch.inf))
     with torch.no_grad():
         for begin in track(range(0, n_masks, _TOGETHER), math.ceil(n_masks / _TOGETHER), "rise"):
             some = torch.stack([next(masks) for _ in range(min(_TOGETHER, n_masks - begin))]).to(total)
@@ -72,7 +72,8 @@ def rise(case: Case, n_masks: int = 2000, cells: int = 7, keep: float = 0.5, see
 
 def _unmoved(low: Tensor, high: Tensor) -> tuple[str, ...]:
     """Where a score is nearly the same under all masks, the map is their mean, whatever was asked."""
-    if bool((high - low > LEAST_CHANGE * torch.maximum(low.abs(), high.abs())).all()):
+    largest = torch.maximum(high, -low)  # of their magnitudes
+    if bool((high - low > LEAST_CHANGE * largest).all()):
         return ()
     return (f"the masks change a score by less than {LEAST_CHANGE:.0%}: the map shows the masks, not the target",)
 

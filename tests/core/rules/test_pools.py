@@ -109,6 +109,15 @@ def test_so_do_the_windows_of_a_volume(pool: nn.MaxPool3d) -> None:
     assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
 
 
+def test_windows_longer_than_a_volume_with_its_padding() -> None:
+    """Along one axis alone; torch has no average of such windows."""
+    pool, x = nn.MaxPool3d((3, 2, 2), 1, (1, 0, 0)), torch.rand(1, 1, 2, 3, 3, dtype=torch.float64)
+    node = pooled(nn.Sequential(pool, nn.Flatten()), x)
+    relevance = torch.rand(1, *node.outputs[0].shape, dtype=torch.float64)
+    (ours,) = over_window(node, relevance)
+    assert torch.allclose(ours[:, 0], by_hand(pool, x[0], relevance[:, 0]), rtol=1e-9)
+
+
 class OfFirstChannel(nn.Module):
     """F.max_pool2d also takes (B,H,W)."""
 

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from classlens.core.capture import Node, Value, record
 from classlens.core.rules import RULES, propagate, register, rule_for
-from classlens.core.rules.propagate import ABSORBING, MULTI_OUTPUT, Ledger, Sweep, forgetting, without_denormals
+from classlens.core.rules.propagate import (
+    ABSORBING,
+    MULTI_OUTPUT,
+    Ledger,
+    Reached,
+    Sweep,
+    forgetting,
+    stopping_at,
+    without_denormals,
+)
 from classlens.errors import CaptureError, UnsupportedOp
 from steps import Does
 
@@ -142,6 +151,51 @@ def test_the_last_registered_rule_says_whether_relevance_is_absorbed(absorbs: bo
     assert torch.allclose(sweep.absorbed, 0.75 * absorbs * start.flatten(2).sum(2).double())
 
 
+# ------------------------------------------------------------------------------------------------------------ stopping
+
+
+def test_a_sweep_stops_at_a_value_and_goes_on_from_there() -> None:
+    """What goes on is what arrived, by the same rules, as often as one likes; nothing is left behind."""
+
+    def do(x: Tensor) -> Tensor:
+        below = (2 * x).masked_fill(x < 0, 5.0)
+        other, seen = torch.cat([below.flip(2), below], 1).chunk(2, 1)
+        return torch.cat([seen.flip(2), seen.flip(3), seen.masked_fill(seen > 9, 1.0), other], 1)
+
+    tape = record(Does(do).eval(), X)
+    (chunk,) = [node for node in tape.nodes if node.op == "chunk"]
+    other, seen = chunk.outputs
+    start = torch.rand(2, *tape.output.shape, generator=torch.Generator().manual_seed(0))
+    start[:, :, 3:] = 0  # of the other part
+    whole = propagate(tape, {tape.output: start}, rule_for)
+    with stopping_at(seen):
+        with pytest.raises(Reached, match="the sweep arrived at the value") as stopped, stopping_at(other):
+            propagate(tape, {tape.output: start}, rule_for)
+        assert not stopped.value.relevance.any()  # only zeros arrived there
+        with pytest.raises(Reached) as stopped:  # the inner block is over, the outer one is not
+            propagate(tape, {tape.output: start}, rule_for)
+    found = stopped.value
+    down, across, rest = (part for part in start[:, :, :3].split(1, 2))
+    kept = (seen.tensor <= 9).float()
+    assert torch.allclose(found.relevance, down.flip(3) + across.flip(4) + kept * rest)
+    for _ in range(2):
+        onward = found.onward(torch.cat([found.relevance, 3 * found.relevance]))
+        assert torch.allclose(onward.relevance, torch.cat([whole.relevance, 3 * whole.relevance]))
+        above = (rest * (1 - kept)).flatten(2).sum(2)  # what was absorbed before the stop is not counted again
+        assert torch.allclose(onward.absorbed[:2], whole.absorbed - above, atol=1e-6)
+        assert torch.allclose(onward.absorbed[2:], 3 * onward.absorbed[:2])
+    assert torch.equal(propagate(tape, {tape.output: start}, rule_for).relevance, whole.relevance)
+
+
+def test_a_sweep_stops_where_nothing_arrives_too() -> None:
+    """The value has relevance 0 of its own shape, for each class."""
+    tape = record(Does(lambda x: x.unflatten(2, (1, 2)).chunk(2, 1)[0]).eval(), X.double())
+    start = {tape.nodes[-1].outputs[0]: torch.ones(2, *tape.output.shape).double()}
+    with pytest.raises(Reached) as stopped, stopping_at(tape.nodes[0].outputs[0]):
+        propagate(tape, start, lambda node: lambda node, relevance: [None])
+    assert torch.equal(stopped.value.relevance, torch.zeros(2, *tape.nodes[0].outputs[0].shape).double())
+
+
 # ---------------------------------------------------------------------------------------------------------- the ledger
 
 
@@ -226,9 +280,14 @@ def test_negligible_relevance_is_cut_before_products_alone() -> None:
 
         return rule
 
-    tape = record(Does(lambda x: F.linear(x, torch.eye(2)).flip(3)).eval(), X[:1, :, :1])
+    def do(x: Tensor) -> Tensor:
+        x = F.linear(x, torch.eye(2))
+        return (torch.addcmul(torch.ones(2), x, torch.ones(2)) * torch.ones(2)).flip(3)
+
+    tape = record(Does(do).eval(), X[:1, :, :1])
     propagate(tape, {tape.output: torch.tensor([1.0, 1e-40]).reshape(1, 1, 1, 1, 2)}, choose)
-    assert seen["flip"] == torch.tensor([1.0, 1e-40]).tolist()
+    for unit_by_unit in ("flip", "mul", "addcmul"):
+        assert seen[unit_by_unit] == torch.tensor([1.0, 1e-40]).tolist()
     assert seen["linear"] == [1.0, 0.0]
 
 

@@ -12,6 +12,7 @@ import reference
 from classlens.core.capture import record
 from classlens.errors import MethodError, TargetError
 from classlens.methods import METHODS, Case
+from classlens.methods.agf import balanced
 from classlens.methods.agf.balanced import residual_weight
 from networks import build, pictures
 
@@ -320,6 +321,31 @@ def test_the_released_division_is_that_of_every_layer() -> None:
     expected = seen * nn.functional.conv_transpose2d(r / (nn.functional.conv2d(seen, w) + 1e-9), w)
     assert torch.allclose(found["2"][0], expected.detach(), rtol=1e-4, atol=1e-12)
     assert abs(expected.sum()) < 0.9 * abs(r.sum())
+
+
+def test_the_layers_of_image_and_head_do_not_count_as_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of these convolutions read a map eight times smaller than the image; one lies between image and head."""
+    model = nn.Sequential(
+        nn.MaxPool2d(8), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 3, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).eval()  # fmt: skip
+    counted: list[int] = []
+
+    def weight(layers: int) -> float:
+        counted.append(layers)
+        return residual_weight(layers)
+
+    monkeypatch.setattr(balanced, "residual_weight", weight)
+    layers = classlens.explain(model, pictures(size=(48, 48)), 1, trace=True).trace
+    assert counted == [1]
+    assert [t.name for t in layers if "F_x" in t.terms] == ["3"]
+
+
+def test_the_released_rule_is_full_where_an_activation_follows_before_a_sum() -> None:
+    """Not in a 3x3 convolution whose output is added to something first, nor in one of single places."""
+    trace = classlens.explain(build("residual"), pictures(), 3, "agf-release", trace=True).trace
+    assert [t.name for t in trace if "F_x" in t.terms] == ["c2"]
+    assert "C" not in next(t for t in trace if t.name == "c1").terms
 
 
 def test_a_stride_over_two_positions_is_smoothed_too() -> None:

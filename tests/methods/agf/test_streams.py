@@ -71,5 +71,6 @@ def test_a_score_without_a_gradient_is_noted() -> None:
 
     one = case([[0], [1]])
     assert opened(one).notes == ()
+    assert opened(case([[-1], [-1]])).notes == ()  # a number that does not depend on one of the logits
     (note,) = open_streams(one, one.tape, last_layers(one.tape), [], saturated).notes
     assert note.startswith("a score is saturated")

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import reference
+from classlens.core.rules.generic import divide, divide_released
 from classlens.errors import MethodError
 from classlens.methods.agf import terms as agf
 from classlens.methods.agf.terms import PAPER, RELEASE
@@ -37,6 +38,33 @@ def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
     exact = agf.factorised(y, phi, RELEASE)
     single = agf.factorised(y.float(), phi.float(), RELEASE).double()
     assert (single - exact).norm() / exact.norm() < 1e-4
+
+
+@pytest.mark.parametrize(("formula", "spread"), [(RELEASE, 0.1), (PAPER, 0.01)])
+def test_features_that_are_alike_need_float64_inside(formula: agf.Formula, spread: float) -> None:
+    """The two means are nearly parallel: solved in float32, nothing of the answer is left."""
+    y, phi = (1 + spread * random(1, 256, 7, 7).abs()).float(), random(1, 1, 1, 7, 7, seed=1)
+    exact = agf.factorised(y.double(), phi, formula)
+    assert (agf.factorised(y, phi.float(), formula).double() - exact).norm() < 0.02 * exact.norm()
+
+
+def test_the_formulas_are_those_of_the_paper_and_of_its_code() -> None:
+    """Eq. 10: H = sigmoid(Y) and plain least squares; the code multiplies Y by 10 and adds a ridge of 1."""
+    names = "sharpness", "ridge", "zero_is_background", "normalise_factors", "shift_everywhere", "gate"
+    assert [getattr(PAPER, name) for name in names] == [1.0, 0.0, True, True, True, None]
+    assert [getattr(RELEASE, name) for name in names] == [10.0, 1.0, False, False, False, None]
+    assert (PAPER.quotient, RELEASE.quotient) == (divide, divide_released)
+
+
+def test_terms_are_left_out_by_their_names() -> None:
+    for name in ("A", "Fx", "Fdx", "M", "gate"):
+        assert agf.read_options(without=name) == agf.Options(frozenset([name]))
+    assert agf.read_options(only="C") == agf.Options(frozenset(["A", "Fx", "Fdx", "M"]))
+    assert not agf.Options().gradcam
+    with pytest.raises(MethodError, match=r"unknown without='x'; the terms are A, Fx, Fdx, M, gate$"):
+        agf.read_options(without="x")
+    with pytest.raises(MethodError, match=r"unknown without='M'; the terms are Fx, Fdx, coarse$"):
+        agf.read_options(without="M", known=("Fx", "Fdx", "coarse"))
 
 
 def test_features_that_hardly_differ_factorise_to_almost_nothing() -> None:

@@ -7,6 +7,7 @@ ICML 2022).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def opened(node: Node) -> tuple[Node, Node, Node]:
     )
 
 
-def by_argument(node: Node, shares: dict[str, Tensor]) -> Shares:
+def by_argument(node: Node, shares: Mapping[str, Tensor | None]) -> Shares:
     """Shares by the names of arguments, in the order of the inputs; a value may be several arguments."""
     named: dict[str, Any] = node.arguments()
     left = dict(shares)

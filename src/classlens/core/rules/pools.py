@@ -15,7 +15,7 @@ from torch import Tensor
 
 from classlens.core.capture import Node
 from classlens.core.capture.fold import pad_sizes
-from classlens.core.ops import per_axis
+from classlens.core.ops import Kind, of_kind, per_axis
 from classlens.core.rules.generic import Shares, divide, magnitude, shared
 
 _AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -26,7 +26,7 @@ _ADAPTIVE: dict[str, Any] = {
     "adaptive_max_pool3d": F.adaptive_avg_pool3d,
 }
 _AXES = {f"max_pool{n}d": n for n in _AVERAGE}  # of their windows
-MAX_POOLS = _AXES.keys() | _ADAPTIVE.keys()
+MAX_POOLS = of_kind(Kind.MAX_POOL)
 
 
 def over_window(node: Node, relevance: Tensor) -> Shares:

@@ -242,7 +242,7 @@ def _stop_at(
 ) -> None:  # fmt: skip
     """Raise `Reached` if the node makes the value of `stopping_at`."""
     stop = _stop.get()
-    if stop is not None and stop in node.outputs:
+    if stop in node.outputs:
         there = arrived[node.outputs.index(stop)]
         raise Reached(_nothing(start, stop) if there is None else there, lambda parts: onward({stop: parts}))
 
