@@ -50,8 +50,9 @@ def stages() -> LoadedModel:
 class Transformer(nn.Module):
     """Patches, a class token and blocks; a module before the blocks is used again after them. It has no head."""
 
-    def __init__(self, skips: bool = False) -> None:
+    def __init__(self, skips: bool = False, mean: bool = False) -> None:
         super().__init__()
+        self.mean = mean  # of the patches, instead of the class token
         self.patches = nn.Sequential(nn.Conv2d(3, 8, 4, 4, bias=False), nn.BatchNorm2d(8))
         self.token, self.shared, self.skips = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 8), skips
         self.scale = nn.Embedding(1, 8)  # does not read the image
@@ -67,7 +68,8 @@ class Transformer(nn.Module):
         if self.skips:
             x = x + first.mean(1, keepdim=True)
         x = self.shared(self.between(x.mT).mT)
-        return self.head(self.norm(x)[:, 0])
+        x = self.norm(x)
+        return self.head(x[:, 1:].mean(1) if self.mean else x[:, 0])
 
 
 class Block(nn.Module):
@@ -84,11 +86,11 @@ class Block(nn.Module):
         return x + self.dense(x)
 
 
-def transformer() -> LoadedModel:
+def transformer(mean: bool = False) -> LoadedModel:
     """For load("squares:transformer"): a backbone without a head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        model = Transformer()
+        model = Transformer(mean=mean)
         for norm in (model.patches[1], model.between):
             nn.init.uniform_(norm.running_var, 0.5, 1.5)
     return LoadedModel("transformer", model.eval(), Preprocess(resize=20, crop=16), None)
