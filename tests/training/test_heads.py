@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from squares import net
+from torch import nn
 
 from classlens.errors import ModelError
 from classlens.models import Preprocess
@@ -62,6 +64,23 @@ def test_weights_of_the_body_alone(tmp_path: Path) -> None:
         with_new_head("squares:net", tmp_path / "odd.safetensors", 3)
 
 
-def test_a_run_is_no_backbone(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="give the name of a network"):
+def test_backbones_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"there is no card .*card\.json"):
         with_new_head(str(tmp_path), "default", 3)
+    (tmp_path / "body.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="give the name of a network or a card, and pass the file with --weights"):
+        with_new_head(str(tmp_path / "body.safetensors"), "default", 3)
+    pyramid = {"layers": ["eighth"], "channels": [12], "classes": 4}
+    card = {"architecture": "squares:stages", "weights": None, "labels": None, "preprocess": {}, "pyramid": pyramid}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ModelError, match="is a segmentation network"):
+        with_new_head(str(tmp_path), "default", 3)
+
+
+def test_a_backbone_without_a_head_ends_with_an_identity() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 12), nn.ReLU(), nn.Identity())
+    assert find_head(model, SMALL) == ("3", 12)
+    with pytest.raises(ModelError, match="layer is a ReLU; a backbone without a head must end with an nn"):
+        find_head(model[:3], SMALL)
+    with pytest.raises(ModelError, match=r"must end with an nn\.Identity in its place and return \(B,D\)"):
+        find_head(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity()), SMALL)

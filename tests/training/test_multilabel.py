@@ -174,8 +174,9 @@ def test_deleted_patches(voc: Path, tmp_path: Path) -> None:
     train_multilabel(asked, tmp_path / "run", replace(RECIPE, epochs=1))
     with pytest.raises(TrainingError, match="delete_patches was True, not None"):
         train_multilabel(replace(asked, delete_patches=False), tmp_path / "run", replace(RECIPE, epochs=1))
-    with pytest.raises(TrainingError, match="leave out --freeze or --delete-patches"):
-        train_multilabel(replace(asked, freeze=True), tmp_path / "frozen", RECIPE)
+    for part in ({"freeze": True}, {"train_from": "features"}):
+        with pytest.raises(TrainingError, match="--delete-patches trains the whole network: leave out --freeze"):
+            replace(asked, **part)
 
 
 def test_a_loss_that_is_no_number(voc: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from classlens.models import LoadedModel, Preprocess
 
@@ -45,6 +45,55 @@ def stages() -> LoadedModel:
         for layer in (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)):
             model.append(layer)
     return LoadedModel("stages", model, Preprocess(resize=64, crop=64), None)
+
+
+class Transformer(nn.Module):
+    """Patches, a class token and blocks; a module before the blocks is used again after them. It has no head."""
+
+    def __init__(self, skips: bool = False, mean: bool = False) -> None:
+        super().__init__()
+        self.mean = mean  # of the patches, instead of the class token
+        self.patches = nn.Sequential(nn.Conv2d(3, 8, 4, 4, bias=False), nn.BatchNorm2d(8))
+        self.token, self.shared, self.skips = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 8), skips
+        self.scale = nn.Embedding(1, 8)  # does not read the image
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.between, self.norm, self.head = nn.BatchNorm1d(8), nn.LayerNorm(8), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.patches(x).flatten(2).mT
+        x = self.shared(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+        scale = self.scale(torch.zeros(1, dtype=torch.long))
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        if self.skips:
+            x = x + first.mean(1, keepdim=True)
+        x = self.shared(self.between(x.mT).mT)
+        x = self.norm(x)
+        return self.head(x[:, 1:].mean(1) if self.mean else x[:, 0])
+
+
+class Block(nn.Module):
+    """Attention and a dense layer, both with skip connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.dense = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x) * scale).chunk(3, -1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+        return x + self.dense(x)
+
+
+def transformer(mean: bool = False) -> LoadedModel:
+    """For load("squares:transformer"): a backbone without a head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Transformer(mean=mean)
+        for norm in (model.patches[1], model.between):
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    return LoadedModel("transformer", model.eval(), Preprocess(resize=20, crop=16), None)
 
 
 def picture(classes: tuple[int, ...], seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

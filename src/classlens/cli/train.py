@@ -46,7 +46,9 @@ def multilabel(
             "separated by `;`. `folders`: one folder per class, or `cat+dog`; inside train/ and val/ if these exist."
         ),
     ] = Layout.voc,
-    backbone: Annotated[str, typer.Option(help="The network; `classlens models` lists names.")] = "efficientnet-lite0",
+    backbone: Annotated[
+        str, typer.Option(help="The network: a name that `classlens models` lists, or a card.")
+    ] = "efficientnet-lite0",
     weights: Annotated[
         str, typer.Option(help="Initial weights: `default`, `none`, or a file (the body alone is enough).")
     ] = "default",
@@ -56,6 +58,14 @@ def multilabel(
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train only the head, on cached features: minutes on a CPU.")
     ] = False,
+    train_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BLOCK",
+            help="Train this module and all that follows, as `blocks.8` or `layer4`, on cached features of what "
+            "precedes it.  [default: train everything]",
+        ),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Also train with mirror images.")] = True,
     delete_patches: Annotated[
         bool,
@@ -105,6 +115,7 @@ def multilabel(
         flip=flip,
         delete_patches=delete_patches,
         device=pick_device(device),
+        train_from=train_from,
     )
     rate = usual if learning_rate is None else learning_rate
     recipe = Recipe(epochs, batch_size, rate, weight_decay, schedule.value, patience, seed)

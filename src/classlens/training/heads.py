@@ -8,9 +8,10 @@ Head(path='classifier', sizes=(25088, 512, 512, 20), dropout=0.5)
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from classlens.core.capture import pick_output
 from classlens.errors import ModelError
 from classlens.models import LoadedModel, Preprocess, load
 from classlens.models._text import some
+from classlens.models.cards import Card, read_card
 from classlens.models.checkpoint import read_weights
 from classlens.models.heads import Head, replace_head
 from classlens.models.network import input_size
@@ -33,6 +35,7 @@ class Backbone:
     name: str
     loaded: LoadedModel
     head: Head
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of the card that describes the body
 
     @property
     def model(self) -> nn.Module:
@@ -66,39 +69,57 @@ def with_new_head(
     dropout: float = 0.5,
     seed: int = 0,
 ) -> Backbone:
-    """A network by name, with a new head for other classes.
+    """A network by name or card, with a new head for other classes.
 
     `weights` may be a file without weights for the head (only the convolutions). With `hidden` layers, all fully
     connected layers at the end are replaced, otherwise only the last one.
     """
-    if isinstance(name, os.PathLike) or Path(name).exists():
-        raise ModelError(
-            f"--backbone {name} is a file or a folder; give the name of a network, and pass the file with --weights"
-        )
+    card = _card_of(name)
     from_file = weights is not None and weights != "default"
     loaded = load(name, None if from_file else weights)
-    path, inputs = find_head(loaded.model, loaded.preprocess, whole=bool(hidden))
+    if card is not None and card.head is not None:  # the new head takes the place of the card's
+        path, inputs = card.head.path, card.head.sizes[0]
+    else:
+        path, inputs = find_head(loaded.model, loaded.preprocess, whole=bool(hidden))
     head = Head(path, (inputs, *hidden, classes), dropout if hidden else 0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         replace_head(loaded.model, head)
     if from_file and weights is not None:
         _fill_body(loaded.model, head, weights)
-    return Backbone(name, loaded, head)
+    return Backbone(name, loaded, head) if card is None else Backbone(card.architecture, loaded, head, card.overrides)
+
+
+def _card_of(name: str | os.PathLike[str]) -> Card | None:
+    """The card, if the backbone is one."""
+    path = Path(name)
+    if not path.exists() and path.suffix != ".json":
+        return None
+    if path.is_file() and path.suffix != ".json":
+        raise ModelError(
+            f"--backbone {name} is a file; give the name of a network or a card, and pass the file with --weights"
+        )
+    card = read_card(path)
+    if card.pyramid is not None:
+        raise ModelError(f"--backbone {name} is a segmentation network, which has no head for classes; give another")
+    return card
 
 
 def find_head(model: nn.Module, preprocess: Preprocess, whole: bool = False) -> tuple[str, int]:
     """The path of the linear layer that computes the logits, and its number of inputs.
 
-    `whole`: the module with all fully connected layers at the end, such as VGG's `classifier`, if there is one.
+    `whole`: the module with all fully connected layers at the end, such as VGG's `classifier`, if there is one. A
+    backbone without a head may end with `nn.Identity` instead, in the place of the head.
     """
     calls, logits = _leaf_calls(model, preprocess)
     linear = [i for i, (_, module, _) in enumerate(calls) if isinstance(module, nn.Linear)]
     if not linear or not _same(calls[linear[-1]][2], logits):
+        if calls and isinstance(calls[-1][1], nn.Identity) and _same(calls[-1][2], logits) and logits.dim() == 2:
+            return calls[-1][0], logits.shape[1]
         last = type(calls[-1][1]).__name__ if calls else "nothing"
         raise ModelError(
             f"no head was found that could be replaced: the logits must be the output of a linear layer, and the last "
-            f"layer is a {last}"
+            f"layer is a {last}; a backbone without a head must end with an nn.Identity in its place and return (B,D)"
         )
     name, module, _ = calls[linear[-1]]
     end = _fully_connected_end(model, calls[: linear[-1] + 1]) if whole else None

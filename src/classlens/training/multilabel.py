@@ -21,11 +21,13 @@ from classlens.data.layouts import Item
 from classlens.files import write_text
 from classlens.models import DEFAULT
 from classlens.models.cards import CARD, WEIGHTS, card_text, write_weights
+from classlens.models.network import short_name
 from classlens.progress import Progress, silent
 from classlens.render import write_png
 from classlens.training.data import Data, open_data, skipped_text
 from classlens.training.heads import Backbone, with_new_head
 from classlens.training.loop import MULTILABEL, Epoch, Recipe, TrainingError, best_of, fit
+from classlens.training.part import LastPart
 from classlens.training.run import metrics_figure, run_folder, table, training_text
 from classlens.training.sources import Batch, Features, Pictures, Source, cached_features
 
@@ -44,6 +46,13 @@ class Choices:
     delete_patches: bool = False
     device: str = "cpu"
     readers: int = 2
+    train_from: str | None = None  # a module: it and what follows are trained, on cached features of what precedes it
+
+    def __post_init__(self) -> None:
+        if self.freeze and self.train_from is not None:
+            raise TrainingError("--freeze trains only the head: leave out --train-from, or --freeze")
+        if self.delete_patches and (self.freeze or self.train_from is not None):
+            raise TrainingError("--delete-patches trains the whole network: leave out --freeze and --train-from")
 
 
 @dataclass(frozen=True)
@@ -67,16 +76,14 @@ def train_multilabel(
     The folder holds card.json and model.safetensors (the best epoch so far), metrics.csv, metrics.png and state.pt.
     """
     recipe = recipe or Recipe()
-    if choices.freeze and choices.delete_patches:
-        raise TrainingError("deleted patches train the whole network; leave out --freeze or --delete-patches")
     folder = run_folder(out)
     data = open_data(choices.data, choices.layout, recipe.seed, progress)
     backbone = with_new_head(choices.backbone, choices.weights, len(data.labels), choices.hidden, seed=recipe.seed)
     backbone.model.to(choices.device)
     folder.mkdir(parents=True, exist_ok=True)
     module, train, val = (
-        _frozen(choices, recipe, backbone, data, folder, progress)
-        if choices.freeze
+        _on_features(choices, recipe, backbone, data, folder, progress)
+        if choices.freeze or choices.train_from is not None
         else _whole(choices, recipe, backbone, data)
     )
     identity = _identity(choices, recipe, backbone, data)
@@ -92,14 +99,15 @@ def train_multilabel(
     return Trained(folder, tuple(history), best_of(history), skipped_text(data.skipped))
 
 
-def _frozen(
+def _on_features(
     choices: Choices, recipe: Recipe, backbone: Backbone, data: Data, folder: Path, progress: Progress
 ) -> tuple[nn.Module, Source, Source]:
-    """Train only the head, on the features of each image and of its mirror image."""
+    """Train only the head, or the last part, on the features of each image and of its mirror image."""
+    part = None if choices.train_from is None else LastPart(backbone, choices.train_from)
 
     def features(examples: Sequence[Item], mirrored: bool, what: str) -> Batch:
         say = functools.partial(progress, f"features of {what}")
-        return cached_features(backbone, data, examples, folder / "features", mirrored, choices.device, say)
+        return cached_features(part or backbone, data, examples, folder / "features", mirrored, choices.device, say)
 
     val = features(data.val, False, "validation pictures")
     views = [features(data.train, False, "training pictures")]
@@ -107,7 +115,7 @@ def _frozen(
         views.append(features(data.train, True, "their mirror images"))
     inputs, targets = zip(*views, strict=True)
     train = Features(torch.cat(inputs), torch.cat(targets), recipe.batch_size, recipe.seed)
-    return backbone.head_module, train, Features(*val, recipe.batch_size, recipe.seed)
+    return part or backbone.head_module, train, Features(*val, recipe.batch_size, recipe.seed)
 
 
 def _whole(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) -> tuple[nn.Module, Source, Source]:
@@ -132,8 +140,9 @@ def _identity(choices: Choices, recipe: Recipe, backbone: Backbone, data: Data) 
     """The settings that determine the result; they must be the same when a training is resumed."""
     weights = os.path.basename(choices.weights) if choices.weights else "random"
     return {
-        "backbone": choices.backbone, "weights": weights, "head": backbone.head.to_json(), "frozen": choices.freeze,
-        "flip": choices.flip, "data": data.name, "data_hash": data.hash,
+        "backbone": short_name(choices.backbone), "weights": weights, "head": backbone.head.to_json(),
+        "frozen": choices.freeze, "train_from": choices.train_from, "flip": choices.flip, "data": data.name,
+        "data_hash": data.hash,
     } | ({"delete_patches": True} if choices.delete_patches else {}) | asdict(recipe)  # fmt: skip
 
 
@@ -142,6 +151,7 @@ def _card(backbone: Backbone, data: Data, history: Sequence[Epoch], identity: di
         architecture=backbone.name,
         preprocess=backbone.loaded.preprocess,
         labels=data.labels,
+        overrides=backbone.overrides,
         head=backbone.head,
         multilabel=True,
         training=training_text(identity, data, history),

@@ -114,7 +114,7 @@ def _stacked(futures: Sequence[Future[Batch]]) -> Batch:
 
 
 class Body(Protocol):
-    """A network with a new head, whose other layers stay as they are."""
+    """A network whose last module, or last part from a module on, is trained; what precedes it stays as it is."""
 
     @property
     def loaded(self) -> LoadedModel: ...
@@ -126,7 +126,7 @@ class Body(Protocol):
     def head_path(self) -> str: ...
 
     def features(self, images: Tensor) -> Tensor:
-        """(B,D): what the head gets."""
+        """(B,...): what that module reads."""
         ...
 
 
