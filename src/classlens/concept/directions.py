@@ -89,8 +89,10 @@ def _evenly(relevance: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------- how well, and how many
 
 
-def carried(tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, support: Tensor, target: int) -> float:
-    """The share of a class's logit that the concepts for it carry, in one picture: kept alone, and removed.
+def carried(
+    tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, support: Tensor, target: int
+) -> tuple[float, float]:
+    """The shares of a class's logit that the concepts for it carry, in one picture: kept alone, and removed.
 
     `remove` takes weights (C,h,w) to the value of the layer with its features times them. 1: the concepts alone give
     the whole logit, and without them nothing of it is left. 0: they are of no use. The logit is measured from that of
@@ -103,9 +105,9 @@ def carried(tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, s
     with torch.no_grad():
         whole, nothing, kept, removed = (float(tail(remove(one))[0, target]) for one in weights)
     if whole == nothing:
-        return 0.0
-    shares = (kept - nothing) / (whole - nothing), (whole - removed) / (whole - nothing)
-    return sum(min(max(one, 0.0), 1.0) for one in shares) / 2
+        return 0.0, 0.0
+    alone, without = (kept - nothing) / (whole - nothing), (whole - removed) / (whole - nothing)
+    return min(max(alone, 0.0), 1.0), min(max(without, 0.0), 1.0)
 
 
 def likeness(first: Directions, second: Directions) -> float:

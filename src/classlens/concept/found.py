@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from classlens.concept.choose import Choice, choose
 from classlens.concept.directions import Directions
 from classlens.concept.flow import METHOD, followed
-from classlens.concept.gather import Gathered, Subject, gather, packed, stored, unpacked
+from classlens.concept.gather import FORMAT, Gathered, Subject, gather, packed, stored, unpacked
 from classlens.concept.references import SHOWN, Reference, as_arrays, from_arrays, references, shares_of
 from classlens.core.targets.classes import class_index
 from classlens.data.layouts import Dataset, data_hash, open_dataset
@@ -69,9 +69,7 @@ class Concepts:
     grid: tuple[int, int]  # positions of the layer
     concepts: tuple[Concept, ...]  # the strongest first, those for the class before those against it
     rest: float  # share of the evidence that no concept explains
-    carried: (
-        float  # share of the class's logit that the concepts carry, kept or removed, in pictures not used to find them
-    )
+    carried: float  # share of the class's logit that concepts carry, kept or removed, in pictures that chose nothing
     stability: float  # how alike the concepts of two halves of the pictures are: 0 to 1
     pictures: int  # of the class, in which the concepts were found
     forwards: int
@@ -160,8 +158,16 @@ def concepts(
     subject = Subject(loaded, target, method, layer, subject.index, subject.cost)
     dataset = open_dataset(data)
     gathered = gather(subject, dataset, dataset.select(None, seed), limit, progress)
-    basis = _basis(subject, dataset, gathered, count, progress)
-    return _in_class(subject, gathered, basis) if image is None else _in_picture(subject, gathered, basis, image)
+    if image is None:
+        return of_class(subject, dataset, gathered, count, progress)
+    return _in_picture(subject, gathered, _basis(subject, dataset, gathered, count, progress), image)
+
+
+def of_class(
+    subject: Subject, dataset: Dataset, gathered: Gathered, count: int | None = None, progress: Progress = silent
+) -> Concepts:
+    """The concepts of a class as a whole, from the relevance that was gathered for it."""
+    return _in_class(subject, gathered, _basis(subject, dataset, gathered, count, progress))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +189,7 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
 
     def compute() -> bytes:
         choice = choose(subject, dataset, gathered, count, progress)
-        found, shares = references(subject, dataset, gathered, choice, progress)
+        found, shares = references(subject, dataset, gathered, choice.layer, choice.directions, progress)
         return packed({
             "layer": np.array(choice.layer), "numbers": np.array([choice.carried, choice.stability]),
             "support": choice.directions.support.numpy(), "against": choice.directions.against.numpy(),
@@ -191,6 +197,7 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
         })  # fmt: skip
 
     decides = (
+        FORMAT,
         subject.network.id,
         data_hash(dataset, gathered.items),
         subject.target,
