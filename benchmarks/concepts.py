@@ -22,7 +22,7 @@ import numpy as np
 
 import classlens
 from classlens.concept.choose import Candidates, Carried, Key, carried_by, thirds
-from classlens.concept.directions import COUNTS, ENOUGH, fitted, likeness
+from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
 from classlens.data.divide import half_of
@@ -33,6 +33,7 @@ from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import silent
 
+TRIED = (1, 2, 3, 5, 8)  # concepts
 METHODS = (METHOD, "lrp-epsilon-gamma-box", "lrp", "excitation-bp", "contrastive-excitation-bp")
 Row = dict[str, Any]
 
@@ -55,13 +56,13 @@ def measured(
     """A row for each layer and number; `before` are the directions of another class."""
     relevance = gathered.relevance
     find, select, judge = thirds(len(gathered.items))
-    keys: list[Key] = [(layer, n) for layer in relevance for n in COUNTS if n <= len(gathered.items)]
+    keys: list[Key] = [(layer, n) for layer in relevance for n in TRIED if n <= len(gathered.items)]
 
     def carried(rows: Sequence[int], found: Candidates) -> dict[Key, Carried]:
         return carried_by(subject, dataset, gathered, found, rows, silent)
 
-    chosen = carried(select, {(layer, n): fitted(relevance[layer][find], n) for layer, n in keys})
-    own = {(layer, n): fitted(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
+    chosen = carried(select, {(layer, n): supporting(relevance[layer][find], n) for layer, n in keys})
+    own = {(layer, n): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
     judged = carried(judge, own)
     other = carried(judge, {key: before[key] for key in keys if key in before})
     return [
@@ -69,7 +70,7 @@ def measured(
             "layer": layer, "depth": list(relevance).index(layer), "count": n, "pictures": len(gathered.items),
             "chosen": sum(chosen[layer, n]) / 2, "kept": judged[layer, n][0], "removed": judged[layer, n][1],
             "other": sum(other[layer, n]) / 2 if (layer, n) in other else None,
-            "likeness": likeness(fitted(relevance[layer][0::2], n), fitted(relevance[layer][1::2], n)),
+            "likeness": likeness(supporting(relevance[layer][0::2], n), supporting(relevance[layer][1::2], n)),
         }
         for layer, n in keys
     ], own  # fmt: skip

@@ -6,6 +6,7 @@ shortcut that the network uses too.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def picture_of(seed: int, colours: Sequence[Sequence[int]]) -> NDArray[np.uint8]
     for number, colour in zip(chosen, colours, strict=True):
         _paint(pixels, divmod(int(number), SIDE // CELL), colour)
     return pixels
+
+
+def file(seed: int) -> bytes:
+    """The same as a PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture(seed)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _paint(pixels: NDArray[np.uint8], cell: tuple[int, int], colour: Sequence[int]) -> None:

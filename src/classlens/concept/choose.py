@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classlens.concept.directions import COUNTS, ENOUGH, Directions, carried, fitted, likeness
+from classlens.concept.directions import COUNTS, ENOUGH, Directions, carried, fitted, likeness, supporting
 from classlens.concept.gather import Gathered, Subject
 from classlens.core.capture import Tape
 from classlens.data.layouts import Dataset
@@ -37,7 +37,7 @@ class Choice:
 
 
 Key = tuple[str, int]  # a layer, and a number of concepts
-Candidates = Mapping[Key, Directions]
+Candidates = Mapping[Key, Tensor]  # directions for the class (M,C)
 Carried = tuple[float, float]  # share of the logit that concepts carry: kept alone, and removed
 
 
@@ -47,7 +47,7 @@ def choose(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
     find, select, judge = thirds(len(gathered.items))
 
     def scored(layers: Sequence[str], numbers: Sequence[int]) -> dict[Key, float]:
-        candidates = {(name, n): fitted(gathered.relevance[name][find], n) for name in layers for n in numbers}
+        candidates = {(name, n): supporting(gathered.relevance[name][find], n) for name in layers for n in numbers}
         found = carried_by(subject, dataset, gathered, candidates, select, progress)
         return {key: sum(one) / 2 for key, one in found.items()}
 
@@ -58,9 +58,9 @@ def choose(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
     best = found[layer, counts[-1]]
     number = next(n for n in counts if found[layer, n] >= ENOUGH * best)
     relevance = gathered.relevance[layer]
-    others = {(layer, number): fitted(relevance[sorted([*find, *select])], number)}
+    others = {(layer, number): supporting(relevance[sorted([*find, *select])], number)}
     (judged,) = carried_by(subject, dataset, gathered, others, judge, progress).values()
-    stability = likeness(*(fitted(half, number) for half in (relevance[0::2], relevance[1::2])))
+    stability = likeness(*(supporting(half, number) for half in (relevance[0::2], relevance[1::2])))
     return Choice(layer, fitted(relevance, number), sum(judged) / 2, stability)
 
 
@@ -81,11 +81,11 @@ def carried_by(
         progress("concepts kept and removed", done, len(rows))
         tape = subject.record(subject.read(dataset, gathered.items[row]))
         layers = subject.layers(tape)
-        for key, directions in candidates.items():
+        for key, support in candidates.items():
             tail = tail_of(tape, layers[key[0]])
             relevance = gathered.relevance[key[0]][row].to(tape.image.tensor)
             remove = scaled_features(layers[key[0]])
-            kept, removed = carried(tail, remove, relevance, directions.support, subject.target)
+            kept, removed = carried(tail, remove, relevance, support, subject.target)
             before = totals[key]
             totals[key] = (before[0] + kept / len(rows), before[1] + removed / len(rows))
             subject.cost.forwards += 4

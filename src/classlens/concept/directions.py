@@ -44,8 +44,12 @@ class Directions:
 
 def fitted(relevance: Tensor, count: int) -> Directions:
     """The directions of the relevance (n,2,C,h,w) of n pictures: `count` for the class, half as many against it."""
-    support, against = _sides(relevance)
-    return Directions(_side(support, count), _side(against, (count + 1) // 2))
+    return Directions(supporting(relevance, count), _side(_sides(relevance)[1], (count + 1) // 2))
+
+
+def supporting(relevance: Tensor, count: int) -> Tensor:
+    """(M,C): those for the class alone."""
+    return _side(_sides(relevance)[0], count)
 
 
 def _sides(relevance: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,9 +114,9 @@ def carried(
     return min(max(alone, 0.0), 1.0), min(max(without, 0.0), 1.0)
 
 
-def likeness(first: Directions, second: Directions) -> float:
-    """How alike the concepts for a class are in two halves of the pictures, 0 to 1: the mean cosine of the pairs."""
-    a, b = (torch.nn.functional.normalize(one.support.double(), dim=1) for one in (first, second))
+def likeness(first: Tensor, second: Tensor) -> float:
+    """How alike the directions (M,C) of two halves of the pictures are, 0 to 1: the mean cosine of the pairs."""
+    a, b = (torch.nn.functional.normalize(one.double(), dim=1) for one in (first, second))
     cosines, found = a @ b.T, []
     for _ in range(min(cosines.shape)):
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])

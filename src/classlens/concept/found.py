@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classlens.concept.choose import Choice, choose
@@ -90,15 +91,19 @@ class Concepts:
         from classlens.render.save import write_png
 
         root = Path(folder)
-        arrays = {"directions": torch.stack([one.direction for one in self.concepts]).cpu().numpy()}
-        if self.map is not None:
-            arrays["map"] = self.map.cpu().numpy()
-            arrays["maps"] = np.stack([one.map.cpu().numpy() for one in self.concepts if one.map is not None])
         return [
             write_png(root / "concepts.png", self.figure()),
-            write_bytes(root / "concepts.npz", packed(arrays)),
+            write_bytes(root / "concepts.npz", packed(self.arrays())),
             write_json(root / "concepts.json", self.to_json()),
         ]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The directions and, of a picture, the map of the class and those of the concepts."""
+        arrays: dict[str, NDArray[Any]] = {"directions": torch.stack([one.direction for one in self.concepts]).numpy()}
+        if self.map is not None:
+            arrays["map"] = self.map.numpy()
+            arrays["maps"] = np.stack([one.map.numpy() for one in self.concepts if one.map is not None])
+        return arrays
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, and the names of the reference pictures."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classlens.concept.directions import Directions, fitted
+from classlens.concept.directions import Directions, supporting
 from classlens.concept.gather import FORMAT, Gathered, Subject, packed, stored, unpacked
 from classlens.concept.references import Reference, as_arrays, from_arrays, references
 from classlens.data.layouts import Dataset, data_hash
@@ -94,7 +94,7 @@ def shared(
 def _together(gathered: Sequence[Gathered], layer: str, count: int) -> Tensor:
     """(M,C): the directions of the evidence for both classes, each with the same number of pictures."""
     pictures = min(len(one.items) for one in gathered)
-    return fitted(torch.cat([one.relevance[layer][:pictures] for one in gathered]), count).support
+    return supporting(torch.cat([one.relevance[layer][:pictures] for one in gathered]), count)
 
 
 def _of_class(arrays: dict[str, np.ndarray], name: str, count: int) -> tuple[list[float], list[list[Reference]]]:
