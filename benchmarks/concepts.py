@@ -3,35 +3,46 @@
     python benchmarks/concepts.py run --model efficientnet-lite0 --data oxford-pets --half A --out concepts.jsonl
     python benchmarks/concepts.py table concepts.jsonl --half A      # choose on half A
     python benchmarks/concepts.py table concepts.jsonl --half B      # report on half B
+    python benchmarks/concepts.py planted --data oxford-pets --classes 3      # a shortcut, on a real network
 
 A half is a half of the classes, by the hash of their names. The pictures of a class are divided into three: one part
 gives directions at every layer and in every number, one chooses among them, and the last says how much of the class's
 score the concepts carry, kept alone and removed. `run` resumes: classes that are in the file are not computed again.
+
+`planted` pastes a sticker into every second picture of a class, and refits the last layer so that the sticker speaks
+for the class too. Is there a concept whose reference pictures show the sticker, and is there none before the refit?
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import classlens
 from classlens.concept.choose import Candidates, Carried, Key, carried_by, thirds
 from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
+from classlens.core.capture import record
 from classlens.data.divide import half_of
+from classlens.data.images import to_image
 from classlens.data.labels import label_index
 from classlens.data.layouts import Dataset, open_dataset
 from classlens.errors import DataError
+from classlens.evaluate.tests.sanity import layers
 from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import silent
+from trust import LEARNT, stuck, with_shortcut
 
 TRIED = (1, 2, 3, 5, 8)  # concepts
 METHODS = (METHOD, "lrp-epsilon-gamma-box", "lrp", "excitation-bp", "contrastive-excitation-bp")
@@ -87,7 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
                 continue
             subject = Subject(loaded, index, method, None, Path(arguments.index))
             try:
-                gathered = gather(subject, dataset, dataset.select(None, 0), 32, silent)
+                items = [item for item in dataset.select(None, 0) if dataset.label(item) == label]
+                gathered = gather(subject, dataset, items, 32, silent)
             except DataError as error:
                 print(f"{label}: {error}", flush=True)
                 break
@@ -166,6 +178,72 @@ def table(arguments: argparse.Namespace) -> None:
         print(line(model, [picked(one, "chosen", ENOUGH) for one in groups(mine)]))
 
 
+# ---------------------------------------------------------------------------------------------------- planted
+
+
+def with_sticker_for(loaded: LoadedModel, dataset: Dataset, index: int) -> LoadedModel:
+    """The network with a class for which a sticker speaks too: with one, its logit is about ten higher."""
+    learnt = [(item.name, loaded.preprocess(dataset.picture(item))) for item in dataset.select(LEARNT, 1)]
+    tricked, last = with_shortcut(loaded, learnt), layers(loaded.model, record(loaded.model, learnt[0][1][None]))[-1]
+    layer, before = tricked.model.get_submodule(last), loaded.model.get_submodule(last)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            mine, clean = getattr(layer, name), getattr(before, name)
+            sticker = mine[-1] / 3  # it was fitted to a logit of 30
+            mine.copy_(clean)
+            mine[index] += sticker
+    return tricked
+
+
+def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) -> dict[str, tuple[float, float]]:
+    """Write the pictures of a class, every second one with a sticker; returns the centre (y,x) of each sticker."""
+    centres = {}
+    for number, item in enumerate(item for item in dataset.select(None, 0) if dataset.label(item) == label):
+        image, name = loaded.preprocess(dataset.picture(item)), f"{Path(item.name).stem}.png"
+        if number % 2:
+            changed, place = stuck(loaded, image, name)
+            rows, columns = np.nonzero((changed != image).any(0).numpy())
+            image, centres[name] = changed, (float(rows.mean()), float(columns.mean()))
+            assert place[round(rows.mean()), round(columns.mean())]
+        to_image(loaded.preprocess.restore(image)).save(root / name)
+    return centres
+
+
+def sticker_concept(found: classlens.Concepts, centres: dict[str, tuple[float, float]]) -> tuple[str, float, int, int]:
+    """The concept whose references show the sticker most often: its name, share, how many do, and of how many."""
+
+    def shows(reference: classlens.concept.Reference) -> bool:
+        y, x = centres.get(reference.name, (-1.0, -1.0))
+        top, left, bottom, right = reference.box
+        return top <= y < bottom and left <= x < right
+
+    counts = [(sum(map(shows, one.references)), one) for one in found.concepts if one.sign > 0]
+    most, best = max(counts, key=lambda pair: (pair[0], pair[1].share))
+    return best.name, best.share, most, len(best.references)
+
+
+def planted(arguments: argparse.Namespace) -> None:
+    loaded, dataset = classlens.load(arguments.model), open_dataset(arguments.data)
+    print(
+        "| class | network | concept with most stickers | its share | references that show it |\n|---|---|---|---|---|"
+    )
+    for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
+        with tempfile.TemporaryDirectory() as folder:
+            centres = draw_planted(loaded, dataset, label, Path(folder))
+            for about, network in (("as it was", loaded), ("refitted", with_sticker_for(loaded, dataset, index))):
+                side = tuple(network.preprocess(dataset.picture(dataset.items[0])).shape[1:])
+                asked = replace(network, preprocess=replace(network.preprocess, resize=side, crop=None))
+                try:
+                    found = classlens.concepts(asked, None, index, folder)
+                except DataError as error:
+                    print(f"| {label} | {about} | {error} | | |", flush=True)
+                    continue
+                if arguments.out:
+                    found.save(Path(arguments.out) / f"{label} {about}")
+                name, share, shown, of = sticker_concept(found, centres)
+                print(f"| {label} | {about} | {name} | {100 * share:.0f} % | {shown} of {of} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
@@ -184,6 +262,13 @@ def main() -> None:
     other.add_argument("files", nargs="+", type=Path)
     other.add_argument("--half", default="B")
     other.set_defaults(function=table)
+    third = commands.add_parser("planted")
+    third.add_argument("--model", default="efficientnet-lite0")
+    third.add_argument("--data", required=True)
+    third.add_argument("--half", default="B")
+    third.add_argument("--classes", type=int, default=3)
+    third.add_argument("--out", help="also save the figures in this folder")
+    third.set_defaults(function=planted)
     arguments = parser.parse_args()
     arguments.function(arguments)
 

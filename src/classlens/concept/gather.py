@@ -106,7 +106,7 @@ class Gathered:
 
 def gather(subject: Subject, dataset: Dataset, items: Sequence[Item], limit: int, progress: Progress) -> Gathered:
     """The first `limit` pictures that the network takes for the class, in the order of `items`."""
-    asked = _labelled(subject, dataset, items) or list(items)
+    asked = _labelled(subject, items) or list(items)
     rows: list[tuple[Item, dict[str, Tensor]]] = []
     skipped: list[str] = []
     looked = 0
@@ -127,10 +127,10 @@ def gather(subject: Subject, dataset: Dataset, items: Sequence[Item], limit: int
     return Gathered(tuple(item for item, _ in rows), layers, looked, tuple(skipped))
 
 
-def _labelled(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> list[Item]:
+def _labelled(subject: Subject, items: Sequence[Item]) -> list[Item]:
     """The pictures with the label of the class, if the data set knows it."""
     labels, classes = subject.network.labels, subject.network.classes
-    return [item for item in items if label_index(dataset.label(item), labels, classes) == subject.target]
+    return [item for item in items if label_index(item.label, labels, classes) == subject.target]
 
 
 def _check(subject: Subject, dataset: Dataset, count: int, looked: int) -> None:
