@@ -32,6 +32,7 @@ from classlens.concept.choose import Candidates, Carried, Key, carried_by, third
 from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
+from classlens.concept.references import SHOWN
 from classlens.core.capture import record
 from classlens.data.divide import half_of
 from classlens.data.images import to_image
@@ -209,23 +210,24 @@ def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) 
     return centres
 
 
-def sticker_concept(found: classlens.Concepts, centres: dict[str, tuple[float, float]]) -> tuple[str, float, int, int]:
-    """The concept whose references show the sticker most often: its name, share, how many do, and of how many."""
+def sticker_concept(found: classlens.Concepts, centres: dict[str, tuple[float, float]]) -> str:
+    """The concept whose references show most stickers: its name, share, how many do, and how many could."""
 
     def shows(reference: classlens.concept.Reference) -> bool:
         y, x = centres.get(reference.name, (-1.0, -1.0))
         top, left, bottom, right = reference.box
         return top <= y < bottom and left <= x < right
 
+    there = {reference.name for one in found.concepts for reference in one.references} & set(centres)
     counts = [(sum(map(shows, one.references)), one) for one in found.concepts if one.sign > 0]
     most, best = max(counts, key=lambda pair: (pair[0], pair[1].share))
-    return best.name, best.share, most, len(best.references)
+    return f"{best.name} | {100 * best.share:.0f} % | {most} of {min(SHOWN, len(there))}"
 
 
 def planted(arguments: argparse.Namespace) -> None:
     loaded, dataset = classlens.load(arguments.model), open_dataset(arguments.data)
     print(
-        "| class | network | concept with most stickers | its share | references that show it |\n|---|---|---|---|---|"
+        "| class | network | concept with most stickers | its share | references that show one |\n|---|---|---|---|---|"
     )
     for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
         with tempfile.TemporaryDirectory() as folder:
@@ -240,8 +242,7 @@ def planted(arguments: argparse.Namespace) -> None:
                     continue
                 if arguments.out:
                     found.save(Path(arguments.out) / f"{label} {about}")
-                name, share, shown, of = sticker_concept(found, centres)
-                print(f"| {label} | {about} | {name} | {100 * share:.0f} % | {shown} of {of} |", flush=True)
+                print(f"| {label} | {about} | {sticker_concept(found, centres)} |", flush=True)
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ def test_the_known_concepts_are_found(found: classlens.Concepts) -> None:
     assert [one.name for one in found.concepts] == ["concept 1", "concept 2", "concept 3"]
     assert {int(one.direction.argmax()) for one in found.concepts} == {0, 1, 2}
     assert min(float(one.direction.max()) for one in found.concepts) > 0.95
+    assert [one.share for one in found.concepts] == sorted((one.share for one in found.concepts), reverse=True)
     assert found.pictures == 12
     assert found.carried > 0.9
     assert found.stability > 0.95

@@ -184,9 +184,10 @@ class _Basis:
     shares: Tensor  # (M,n)
 
     def numbers(self) -> list[int]:
-        """The number of each concept: from 1 for those for the class, and again for those against it."""
-        support = len(self.choice.directions.support)
-        return [m + 1 if m < support else m - support + 1 for m in range(len(self.choice.directions.signs))]
+        """The number of each concept: from 1 for the strongest of the class, and again for those against it."""
+        mean, signs = self.shares.mean(1).abs(), self.choice.directions.signs
+        order = sorted(range(len(signs)), key=lambda m: -float(mean[m]))
+        return [[k for k in order if signs[k] == signs[m]].index(m) + 1 for m in range(len(signs))]
 
 
 def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | None, progress: Progress) -> _Basis:
