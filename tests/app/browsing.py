@@ -28,10 +28,11 @@ TESTS = Path(__file__).parents[1]
 class Server:
     """`classlens serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *models: str) -> None:
+    def __init__(self, folder: Path, *models: str, data: Path | None = None) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "classlens", "serve", "--port", "0"]
         command += [part for model in models or ("app.small:loaded",) for part in ("--model", model)]
+        command += [] if data is None else ["--data", str(data)]
         where = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, cwd=TESTS, env=where, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -3,11 +3,13 @@
 PYTHONPATH=tests python tests/app/screenshot.py docs/images
 PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-boxes.jpg DETECTOR "class=0"
 PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-pixel.jpg SEGMENTER "class=8&at=70,60"
+PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-concepts.jpg oxford-pets
 """
 
 import io
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from PIL import Image
@@ -62,6 +64,26 @@ def asked(file: Path, model: str, view: str) -> None:
     side_by_side(strip).save(file, quality=82, optimize=True)
 
 
+def concepts(file: Path, data: Path) -> None:
+    """The tab with concepts of the sample cat, found in the pictures of a folder, on a desk and on a phone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        server, browser = Server(Path(scratch), "efficientnet-lite0", data=data), open_browser(scratch)
+        strip = []
+        try:
+            for size in (DESK, PHONE):
+                resize(browser, *size)
+                browser.get("about:blank")
+                browser.get(f"{server.address}/#sample=cat&class={CAT}&view=concepts")
+                while not all_of(browser, "#stage-concepts .shares"):  # the first time takes minutes
+                    time.sleep(1)
+                browser.execute_script("document.querySelector('#views').scrollIntoView()")
+                strip.append(Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB"))
+        finally:
+            browser.quit()
+            server.stop()
+    side_by_side(strip).save(file, quality=82, optimize=True)
+
+
 def main(folder: Path) -> None:
     """Take them all."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,7 +100,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if len(sys.argv) == 3:
+        concepts(Path(sys.argv[1]), Path(sys.argv[2]).resolve())
+    elif len(sys.argv) > 3:
         asked(Path(sys.argv[1]), *sys.argv[2:])
     else:
         main(Path(sys.argv[1]))

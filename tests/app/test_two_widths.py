@@ -65,8 +65,9 @@ def come_back(browser):
 def test_nothing_sticks_out_and_every_tab_can_be_opened(page):
     assert page.execute_script("return document.documentElement.scrollWidth - innerWidth") == 0
     titles = [tab.text.replace("\n", " ") for tab in all_of(page, "#views button[role=tab]") if tab.is_displayed()]
-    assert titles == list(VIEWS.values())
-    for view, title in VIEWS.items():
+    views = {view: title for view, title in VIEWS.items() if view != "concepts"}  # a page without pictures of its own
+    assert titles == list(views.values())
+    for view, title in views.items():
         open_tab(page, title)
         # The network of the tests is too small for AGF's layers, and the page says so.
         wait(page, lambda view=view: "No layer" in notice(page) if view == "layers" else lead(page, view))

@@ -16,6 +16,10 @@ from typer.testing import CliRunner
 import classlens
 from classlens.cli import app
 from classlens.cli.commands import main
+from classlens.concept import choose
+from classlens.concept.directions import fitted
+from classlens.concept.gather import Subject
+from classlens.data.layouts import open_dataset
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,7 @@ def test_the_known_concepts_are_found(found: classlens.Concepts) -> None:
     assert [one.name for one in found.concepts] == ["concept 1", "concept 2", "concept 3"]
     assert {int(one.direction.argmax()) for one in found.concepts} == {0, 1, 2}
     assert min(float(one.direction.max()) for one in found.concepts) > 0.95
+    assert [one.share for one in found.concepts] == sorted((one.share for one in found.concepts), reverse=True)
     assert found.pictures == 12
     assert found.carried > 0.9
     assert found.stability > 0.95
@@ -81,6 +86,60 @@ def test_a_stopped_run_resumes_and_a_finished_one_costs_nothing(photos: Path, tm
     for one, two in zip(again.concepts, fresh.concepts, strict=True):
         torch.testing.assert_close(one.direction, two.direction)
         assert [r.box for r in one.references] == [r.box for r in two.references]
+
+
+def test_an_index_of_other_weights_is_not_used(photos: Path, tmp_path: Path) -> None:
+    first = classlens.concepts(make(), None, "thing", photos, index=tmp_path)
+    refitted = make()
+    with torch.no_grad():
+        refitted.model.head.weight[0, 2] = 0.0  # the tag does not speak for the thing any more
+    again = classlens.concepts(refitted, None, "thing", photos, index=tmp_path)
+    assert again.forwards > 0
+    assert {int(one.direction.argmax()) for one in first.concepts} == {0, 1, 2}
+    assert {int(one.direction.argmax()) for one in again.concepts} == {0, 1}
+
+
+def test_a_folder_that_changes_between_runs_is_read_again(tmp_path: Path) -> None:
+    folder, index = draw_parts(tmp_path / "photos"), tmp_path / "index"
+    before = classlens.concepts(make(), None, "thing", folder, index=index)
+    Image.fromarray(picture(20)).save(folder / "thing20.png")
+    (folder / "thing00.png").unlink()
+    (folder / "thing02.png").unlink()
+    after = classlens.concepts(make(), None, "thing", folder, index=index)
+    assert (before.pictures, after.pictures) == (12, 11)
+    names = {reference.name for one in after.concepts for reference in one.references}
+    assert names.isdisjoint({"thing00.png", "thing02.png"})
+
+
+def test_the_parts_and_the_rest_sum_to_the_map_of_the_class(photos: Path) -> None:
+    subject = Subject(make(), 0, "lrp-epsilon-plus-flat")
+    tape = subject.record(subject.read(open_dataset(photos), open_dataset(photos).items[5]))
+    flow = subject.flow(tape, next(iter(subject.layers(tape).values())))
+    relevance = flow.relevance.transpose(0, 1)
+    every = fitted(relevance + 0.2 * relevance.roll(1, 2), 2).parts(relevance)
+    rest = flow.relevance.sum(0) - every.sum(0)
+    assert float(rest.abs().sum()) > 0.05 * float(flow.relevance.abs().sum())  # so that the rest matters
+    whole, *parts = flow.through([flow.relevance.sum(0), *every, rest])
+    torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-5 * float(whole.abs().max()), rtol=1e-4)
+
+
+def test_what_is_carried_is_measured_in_pictures_that_chose_nothing(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[int], int]] = []
+    measured = choose.carried_by
+
+    def noted(subject: Any, dataset: Any, gathered: Any, candidates: Any, rows: Any, progress: Any) -> Any:
+        asked.append((list(rows), len(candidates)))
+        return measured(subject, dataset, gathered, candidates, rows, progress)
+
+    monkeypatch.setattr(choose, "carried_by", noted)
+    classlens.concepts(make(), None, "thing", photos)
+    find, select, judge = choose.thirds(12)
+    assert sorted([*find, *select, *judge]) == list(range(12))
+    *choosing, (rows, candidates) = asked
+    assert (rows, candidates) == (judge, 1)
+    assert all(chosen == select for chosen, _ in choosing)
 
 
 def test_a_damaged_index_is_refused(photos: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ shortcut that the network uses too.
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +50,32 @@ def make() -> LoadedModel:
 
 def picture(seed: int) -> NDArray[np.uint8]:
     """(H,W,3) on noisy grey: a red and a green cell, and a tag if the seed is odd."""
+    pixels = picture_of(seed, COLOURS[:2])
+    if seed % 2:
+        _paint(pixels, TAG, COLOURS[2])
+    return pixels
+
+
+def picture_of(seed: int, colours: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+    """(H,W,3) on noisy grey: a cell of each colour, at random places."""
     random = np.random.default_rng(seed)
     pixels = np.repeat(random.integers(90, 110, (SIDE, SIDE, 1)), 3, 2).astype(np.uint8)
-    cells = [divmod(int(n), SIDE // CELL) for n in random.choice((SIDE // CELL) ** 2 - 1, 2, replace=False)]
-    for (row, column), colour in zip([*cells, TAG][: 3 if seed % 2 else 2], COLOURS, strict=False):
-        pixels[CELL * row : CELL * (row + 1), CELL * column : CELL * (column + 1)] = colour
+    chosen = random.choice((SIDE // CELL) ** 2 - 1, len(colours), replace=False)
+    for number, colour in zip(chosen, colours, strict=True):
+        _paint(pixels, divmod(int(number), SIDE // CELL), colour)
     return pixels
+
+
+def file(seed: int) -> bytes:
+    """The same as a PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture(seed)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _paint(pixels: NDArray[np.uint8], cell: tuple[int, int], colour: Sequence[int]) -> None:
+    row, column = cell
+    pixels[CELL * row : CELL * (row + 1), CELL * column : CELL * (column + 1)] = colour
 
 
 def draw_parts(root: Path, count: int = 12, nothing: int = 2) -> Path:

@@ -26,7 +26,13 @@ from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
 
 # The views of a picture, and the titles of their tabs.
-VIEWS = {"one": "One class", "two": "Two classes", "methods": "Several methods", "layers": "Layer by layer"}
+VIEWS = {
+    "one": "One class",
+    "two": "Two classes",
+    "methods": "Several methods",
+    "layers": "Layer by layer",
+    "concepts": "Concepts",
+}  # the last one only if the server was started with pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +79,12 @@ class Wish:
     methods: tuple[str, ...]
     rather_than: Rivals = None  # None: evidence for the class by itself
     given: Given = NOTHING
+    folder: str = ""  # the pictures in which concepts are found
 
     @property
     def rivals(self) -> Rivals:
         """The rivals for its view: two classes are compared by the evidence for each, never by a contrast."""
-        return None if self.view == "two" else self.rather_than
+        return None if self.view in ("two", "concepts") else self.rather_than
 
 
 # -------------------------------------------------------------------------------------------------------- panels
@@ -94,6 +101,9 @@ def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel 
         yield _two_classes(studio, picture, wish)
     elif wish.view == "methods":
         yield from _several_methods(studio, picture, wish)
+    elif wish.view == "concepts":
+        studio.concepts(picture, wish.model, wish.index, wish.folder, wish.given)
+        yield []
     else:
         method = agf_method(wish.method) if wish.view == "layers" else wish.method
         yield [_panel(studio, picture, wish, wish.index, method)]

@@ -65,6 +65,7 @@ class Parts:
     """The parts of the page, created in their order on the page within a `gr.Blocks`."""
 
     def __init__(self, studio: Studio, samples: Mapping[str, bytes], turn: object) -> None:
+        self.folders = studio.folders
         self.turn = gr.State(turn)  # each visitor gets a copy
         self.picture = gr.State(None, time_to_live=3600)
         self.chosen = gr.State(0)
@@ -97,11 +98,21 @@ class Parts:
     def _views(self) -> None:
         self.tabs: dict[str, gr.Tab] = {}
         self.stages: dict[str, gr.HTML] = {}
+        folders = list(self.folders)
+        if not folders:
+            self.folder = gr.Dropdown([], visible=False)
         with gr.Tabs(elem_id="views") as self.tab_row:
             for view, title in VIEWS.items():
+                if view == "concepts" and not folders:
+                    continue
                 with gr.Tab(title, id=view) as self.tabs[view]:
                     if view == "two":
                         self.rival = gr.Dropdown([], label="Compared with", elem_id="rival", interactive=True)
+                    if view == "concepts":
+                        self.folder = gr.Dropdown(
+                            folders, value=folders[0], label="Found in the pictures of", elem_id="folder",
+                            interactive=True,
+                        )  # fmt: skip
                     if view == "methods":
                         self.methods = gr.Dropdown(
                             list(METHODS), value=list(FIRST_METHODS), multiselect=True, max_choices=MOST_METHODS,

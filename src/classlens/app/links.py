@@ -38,6 +38,7 @@ class Link:
     method: str = DEFAULT_METHOD
     methods: tuple[str, ...] = FIRST_METHODS
     given: Given = NOTHING
+    folder: str | None = None
 
 
 def write(kind: str, picture: str, wish: Wish, model: str = "") -> str:
@@ -56,13 +57,17 @@ def write(kind: str, picture: str, wish: Wish, model: str = "") -> str:
         "than": "" if wish.rivals is None else str(wish.rivals),
         "method": wish.method if wish.method != fresh.method else "",
         "methods": ",".join(wish.methods) if wish.view == "methods" and wish.methods != fresh.methods else "",
+        "pictures": wish.folder if wish.view == "concepts" else "",
         "at": ",".join(map(str, wish.given.place or ())),
         "texts": "\n".join(wish.given.texts) if wish.given.texts != NOTHING.texts else "",
     }
     return urlencode({key: value for key, value in told.items() if value})
 
 
-def read(text: str, models: Collection[str], samples: Collection[str]) -> Link:
+def read(
+    text: str, models: Collection[str], samples: Collection[str], views: Collection[str] = tuple(VIEWS),
+    folders: Collection[str] = (),
+) -> Link:  # fmt: skip
     """What a text names; an error says what this page does not have.
 
     >>> read("sample=cat&class=285", models=["lite0"], samples=["cat"]).index
@@ -75,11 +80,12 @@ def read(text: str, models: Collection[str], samples: Collection[str]) -> Link:
         picture=told.get("picture"),
         model=_one_of(told.get("model"), models, "network"),
         index=_number(told.get("class")),
-        view=_one_of(told.get("view"), VIEWS, "view") or Link.view,
+        view=_one_of(told.get("view"), views, "view") or Link.view,
         rival=_number(told.get("with")),
         rather_than=RIVALS if told.get("than") == RIVALS else _number(told.get("than")),
         method=_one_of(told.get("method"), METHODS, "method") or DEFAULT_METHOD,
         methods=tuple(name for name in methods[:MOST_METHODS] if _one_of(name, METHODS, "method")),
+        folder=_one_of(told.get("pictures"), folders, "folder"),
         given=Given(_texts(told.get("texts")), _place(told.get("at"))),
     )
     if link.index is None and (link.rival, link.rather_than) != (None, None):

@@ -18,9 +18,11 @@ from PIL import Image
 
 from classlens import render
 from classlens.app.actions import Blank, Panel, layer, lines
+from classlens.concept import Concepts
 from classlens.core.targets import Box
 from classlens.render import colours
 from classlens.render.html import data_uri, pages
+from classlens.render.words import percent
 
 _JPEG = {"format": "JPEG", "quality": 88}
 _PNG = {"format": "PNG", "compress_level": 3}  # a click waits for it
@@ -41,6 +43,13 @@ def icon() -> Markup:
 def sample_row(pictures: Mapping[str, bytes]) -> Markup:
     """Small pictures to click."""
     return piece("samples", pictures=[(name, _thumbnail(content)) for name, content in pictures.items()])
+
+
+def concepts(model: str, found: Concepts) -> Markup:
+    """The figure of concepts, and a table of their shares."""
+    shares = [(one.name, percent(abs(one.share)), "for" if one.sign > 0 else "against") for one in found.concepts]
+    address = data_uri(render.png(found.figure()))
+    return piece("concepts", model=model, found=found, shares=shares, carried=percent(found.carried), address=address)
 
 
 def bars(choices: Iterable[tuple[int, str, float, str]], chosen: int, label: str = "") -> Markup:

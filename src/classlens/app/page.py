@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import gradio as gr
 
+from classlens import render
 from classlens.app import actions, links, markup
 from classlens.app.actions import Blank, Panel, Wish
 from classlens.app.choices import ITSELF, ROWS, aims_of, bars_of, numbered, questions
@@ -31,6 +32,8 @@ from classlens.app.studio import (
     samples,
     too_large,
 )  # fmt: skip
+from classlens.concept import Concepts
+from classlens.concept.gather import packed
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
 
@@ -74,9 +77,9 @@ def _wire(page: gr.Blocks, parts: Parts, do: Handlers) -> None:
         (parts.search.input, do.pick_named, [*choices, parts.search], choice),
         (parts.text.submit, do.add_text, [*choices[:2], parts.given, parts.text], typed),
         *((tab.select, do.look(view), choices[:2], looks) for view, tab in parts.tabs.items()),
-        *((part.input, do.clear, None, [parts.notice]) for part in settings),
+        *((part.input, do.clear, None, [parts.notice]) for part in (*settings, parts.folder)),
     ]
-    wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings, parts.given]
+    wanted = [parts.picture, parts.model, parts.view, parts.chosen, *settings, parts.given, parts.folder]
     drawn = [parts.bars, parts.notice, parts.address, *stages]
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     shown = quiet | {"show_progress": "minimal", "show_progress_on": stages}
@@ -141,7 +144,9 @@ class Handlers:
     def open_link(self, address: str) -> Updates:
         """The page opens with the view that its address or a reload names, otherwise with a sample to click on."""
         try:
-            return self._follow(links.read(address or "", self.studio.models, self.samples))
+            return self._follow(
+                links.read(address or "", self.studio.models, self.samples, self.parts.tabs, self.studio.folders)
+            )
         except Exception as error:
             return self._follow(Link()) | self.tell(error)
 
@@ -162,6 +167,7 @@ class Handlers:
             self.parts.question: link.rather_than,
             self.parts.method: link.method,
             self.parts.methods: list(link.methods),
+            self.parts.folder: link.folder,
         }
         return _together(
             {self.parts.notice: "", self.parts.model: model, self.parts.tab_row: gr.update(selected=link.view)},
@@ -275,22 +281,22 @@ class Handlers:
             rivals = picture is not None and self.studio.offer(picture, model).words.rivals
             return {
                 self.parts.view: view,
-                self.parts.method: gr.update(visible=view != "methods"),
-                self.parts.opacity: gr.update(visible=view != "layers"),
-                self.parts.question: gr.update(visible=rivals and view != "two"),
+                self.parts.method: gr.update(visible=view not in ("methods", "concepts")),
+                self.parts.opacity: gr.update(visible=view not in ("layers", "concepts")),
+                self.parts.question: gr.update(visible=rivals and view not in ("two", "concepts")),
             }
 
         return opened
 
     def draw(
         self, turn: Turn, picture: Picture | None, model: str, view: str, index: int, rival: int | None,
-        question: int | str, method: str, methods: list[str], given: Given = NOTHING,
+        question: int | str, method: str, methods: list[str], given: Given = NOTHING, folder: str | None = None,
         progress: gr.Progress = gr.Progress(),  # noqa: B008 (gradio knows it by its default)
     ) -> Iterator[Updates]:  # fmt: skip
         """Draw the current settings; panels appear one by one, until the settings change."""
         if picture is None:
             return
-        wish = _wish(model, view, index, rival, question, method, methods, given)
+        wish = _wish(model, view, index, rival, question, method, methods, given, folder)
         still_wanted = turn.take()
 
         def tell(label: str, done: int, total: int) -> None:
@@ -322,6 +328,7 @@ class Handlers:
 
     def _address(self, picture: Picture, wish: Wish) -> str:
         sample, model = self.sample_names.get(picture.digest), wish.model if len(self.studio.models) > 1 else ""
+        wish = replace(wish, folder=wish.folder if len(self.studio.folders) > 1 else "")
         return links.write("sample" if sample else "picture", sample or picture.digest, wish, model)
 
     def _stage(self, picture: Picture, wish: Wish, panels: Sequence[Panel | Blank]) -> str:
@@ -330,10 +337,15 @@ class Handlers:
             lead = markup.found(wish.model, panels)
             aims = aims_of(self.studio, picture, wish.model, wish.index, wish.given)
             return markup.stage(lead, view, panels, picture=True, facts=markup.facts(panels), aims=aims)
+        if wish.view == "concepts":
+            return markup.concepts(wish.model, self._concepts(picture, wish))
         lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival], panels)
         if wish.view == "layers":
             return markup.figure(lead, self._decomposition(picture, wish))
         return markup.stage(lead, view, panels)
+
+    def _concepts(self, picture: Picture, wish: Wish) -> Concepts:
+        return self.studio.concepts(picture, wish.model, wish.index, wish.folder, wish.given)
 
     def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
         method = actions.agf_method(wish.method)
@@ -348,6 +360,8 @@ class Handlers:
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         if wish.view == "layers":
             content = self._decomposition(_there(picture), wish)
+        elif wish.view == "concepts":
+            content = render.png(self._concepts(_there(picture), wish).figure())
         else:
             about = wish.model if wish.view == "methods" else f"{wish.model}  ·  {wish.method}"
             content = actions.sheet(_there(picture).views[wish.model], panels, about, opacity / 100)
@@ -358,7 +372,10 @@ class Handlers:
         """The raw maps of the current view as an NPZ."""
         wish = _wish(*wanted)
         *_, panels = actions.panels(self.studio, _there(picture), wish)
-        content = actions.arrays(_there(picture), wish.model, panels)
+        if wish.view == "concepts":
+            content = packed(self._concepts(_there(picture), wish).arrays())
+        else:
+            content = actions.arrays(_there(picture), wish.model, panels)
         return self._parcel("classlens.npz", "application/octet-stream", content)
 
     def _parcel(self, name: str, kind: str, content: bytes) -> Updates:
@@ -387,7 +404,7 @@ def _there(picture: Picture | None) -> Picture:
 
 def _wish(
     model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str],
-    given: Given = NOTHING,
+    given: Given = NOTHING, folder: str | None = None,
 ) -> Wish:  # fmt: skip
     compared, than = index if rival is None else rival, None if question == ITSELF else question
-    return Wish(model, view, index, compared, method, tuple(methods), than, given)
+    return Wish(model, view, index, compared, method, tuple(methods), than, given, folder or "")

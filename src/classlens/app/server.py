@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -64,11 +65,14 @@ class ServerError(ClasslensError):
     """The page cannot be served."""
 
 
-def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
-    """Serve the page with these networks until Ctrl-C."""
+def serve(names: Sequence[str], host: str, port: int, device: str, folders: Sequence[str] = ()) -> None:
+    """Serve the page with these networks until Ctrl-C; concepts are found in the pictures of the folders."""
+    from classlens.data.layouts import open_dataset, told_apart
+
+    known = told_apart([open_dataset(folder) for folder in folders])  # refuses what is no folder of pictures
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(host, port))
-        # gradio wants a folder of its own (and asks for it when imported), though the page never puts a file there.
+        # gradio wants a folder of its own, and asks for it when imported. The page puts only its concepts there.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="classlens-"))
         os.environ["GRADIO_TEMP_DIR"] = folder
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as tidy an end as that of Ctrl-C
@@ -81,7 +85,11 @@ def serve(names: Sequence[str], host: str, port: int, device: str) -> None:
         from classlens.app.studio import Studio, samples
         from classlens.models import load
 
-        studio = Studio({name: load(name, device=device) for name in dict.fromkeys(names)})
+        studio = Studio(
+            {name: load(name, device=device) for name in dict.fromkeys(names)},
+            {dataset.name: data for dataset, data in zip(known, folders, strict=True)},
+            Path(folder) / "concepts",
+        )
         stack.callback(studio.close)
         studio.prefetch(
             studio.open(next(iter(samples().values()))), next(iter(studio.models)), 1

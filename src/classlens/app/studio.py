@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -28,10 +29,14 @@ from classlens import demo, render
 from classlens.app.offers import Given, Offer, Rivals, offer
 from classlens.core.targets import Targets
 from classlens.data.images import open_image
-from classlens.errors import ImageError, MethodError
+from classlens.errors import DataError, ImageError, MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
+from classlens.progress import listener
+
+if TYPE_CHECKING:
+    from classlens.concept import Concepts
 
 MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
 DEFAULT_METHOD = "agf"
@@ -70,14 +75,18 @@ class Upload(io.BytesIO):
 
 
 class Studio:
-    """The networks of a page, fixed at its start, and a cache of recent results.
+    """The networks of a page and the folders for its concepts, fixed at its start, and a cache of recent results.
 
     Explanations are cached for the next click, up to a number of bytes. The most likely classes of a picture are
     computed ahead while the visitor looks at the first one.
     """
 
-    def __init__(self, models: Mapping[str, LoadedModel]) -> None:
+    def __init__(
+        self, models: Mapping[str, LoadedModel], folders: Mapping[str, str] | None = None, index: Path | None = None
+    ) -> None:
         self.models = dict(models)
+        self.folders = dict(folders or {})  # name -> path: the pictures in which concepts are found
+        self._index = index
         self._kept: OrderedDict[tuple[str, ...], tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead = ThreadPoolExecutor(1, "ahead")
@@ -164,6 +173,24 @@ class Studio:
 
         return self._keep((*key, method, "decomposition"), draw, len)
 
+    def concepts(self, picture: Picture, model: str, index: int, folder: str, given: Given = NOTHING) -> Concepts:
+        """The concepts of a class in a picture, found in the pictures of one of the folders of the server."""
+        from classlens.concept import concepts
+
+        offer = self.offer(picture, model, given)
+        offer.check(index)
+        if folder not in self.folders:  # a request may hold anything
+            raise DataError("there is no such folder; pick one from the list")
+        if offer.kind != "class":
+            raise MethodError(f"concepts are of classes, and this network finds {offer.words.several}")
+        place = self.folders[folder]
+        asked = (self.models[model], picture.inputs[model], index, place)
+        make = partial(concepts, *asked, index=self._index, progress=listener())
+        try:
+            return self._keep((picture.digest, model, str(index), folder, "concepts"), make, _concepts_bytes)
+        except DataError as error:  # where the folder is on this machine is nobody's business
+            raise DataError(str(error).replace(place, folder)) from None
+
     def close(self) -> None:
         """Cancel pending computations."""
         self._closed = True
@@ -206,6 +233,11 @@ def pick_sample(pictures: Mapping[str, bytes], index: object) -> bytes:
     if not isinstance(index, int) or not 0 <= index < len(pictures):
         raise ImageError("there is no such sample; pick one from the row")
     return list(pictures.values())[index]
+
+
+def _concepts_bytes(made: Concepts) -> int:
+    arrays = sum(array.nbytes for array in made.arrays().values())
+    return arrays + sum(one.crop.nbytes for concept in made.concepts for one in concept.references)
 
 
 def _offer_bytes(made: Offer) -> int:

@@ -114,11 +114,20 @@ def serve(
         str, typer.Option(help="The address to listen on; 0.0.0.0 opens the page to other computers.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = 7860,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Add the tab Concepts, which shows parts of the images in this folder to visitors; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve a web page: drop a picture, click a class, see where the network finds it.
 
         classlens serve
+        classlens serve --data photos/
         classlens serve --model efficientnet-lite0 --model torchvision:resnet50 --port 8000
 
     The page works offline and stores no pictures. Ctrl-C stops the server.
@@ -126,7 +135,7 @@ def serve(
     from classlens.app.server import serve as run
     from classlens.models.loading import pick_device
 
-    run(model or ["efficientnet-lite0"], host, port, pick_device(device))
+    run(model or ["efficientnet-lite0"], host, port, pick_device(device), data or [])
 
 
 @app.command()

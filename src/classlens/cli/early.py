@@ -75,17 +75,17 @@ def check_new(path: Path) -> None:
     check_out(path, folder=path.suffix != ".zip")
 
 
-def check_out(path: Path, folder: bool = True) -> None:
+def check_out(path: Path, folder: bool = True, option: str = "--out") -> None:
     """Refuse a folder, or a file, that cannot be written, before the work rather than after it."""
     if not folder and path.is_dir():
-        raise ClasslensError(f"--out {path} is a folder: give the name of a file")
+        raise ClasslensError(f"{option} {path} is a folder: give the name of a file")
     inside = path if folder else path.parent
     place = next(p for p in (inside, *inside.absolute().parents) if p.exists())
     if not place.is_dir():
-        raise ClasslensError(f"--out {path} cannot be written: {place} is a file; choose another folder")
+        raise ClasslensError(f"{option} {path} cannot be written: {place} is a file; choose another folder")
     try:
         with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell of read-only or special file systems
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ClasslensError(f"--out {path} cannot be written: {why} in {place}; choose another folder") from None
+        raise ClasslensError(f"{option} {path} cannot be written: {why} in {place}; choose another folder") from None

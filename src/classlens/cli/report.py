@@ -45,6 +45,14 @@ def report(
             "and limitations. `classlens verify` checks it later.",
         ),
     ] = None,
+    concepts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also show what classes are made of (see `classlens concepts`): 200 to 500 more forward passes per "
+            "class with at least 6 images. DIR keeps what was computed, so that a stopped report resumes.",
+        ),
+    ] = None,
     device: Device = "auto",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Images per batch.  [default: 4 on CPU, 32 on GPU]")
@@ -55,11 +63,14 @@ def report(
         classlens report --data photos/ --out report.html
         classlens report --data oxford-pets/ --model torchvision:resnet50 --limit 500
         classlens report --data photos/ --bundle audit.zip
+        classlens report --data photos/ --concepts index/
 
     Writes one self-contained page. Masks and labels are used if the data set has them.
     """
     check_method(method)
     check_out(out, folder=False)
+    if concepts is not None:
+        check_out(concepts, option="--concepts")
     if bundle is not None:
         check_new(bundle)
     from classlens.report import batch_size_of
@@ -69,8 +80,8 @@ def report(
     at_once = batch_size or batch_size_of(loaded)
     with Bar() as bar:
         made = make(
-            loaded, data, out, method=method, limit=limit, seed=seed, top=top, batch_size=at_once, progress=bar,
-            command=["classlens", *sys.argv[1:]],
+            loaded, data, out, method=method, limit=limit, seed=seed, top=top, batch_size=at_once, concepts=concepts,
+            progress=bar, command=["classlens", *sys.argv[1:]],
         )  # fmt: skip
     _print(made)
     if bundle is not None:

@@ -44,8 +44,12 @@ class Directions:
 
 def fitted(relevance: Tensor, count: int) -> Directions:
     """The directions of the relevance (n,2,C,h,w) of n pictures: `count` for the class, half as many against it."""
-    support, against = _sides(relevance)
-    return Directions(_side(support, count), _side(against, (count + 1) // 2))
+    return Directions(supporting(relevance, count), _side(_sides(relevance)[1], (count + 1) // 2))
+
+
+def supporting(relevance: Tensor, count: int) -> Tensor:
+    """(M,C): those for the class alone."""
+    return _side(_sides(relevance)[0], count)
 
 
 def _sides(relevance: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,8 +93,10 @@ def _evenly(relevance: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------- how well, and how many
 
 
-def carried(tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, support: Tensor, target: int) -> float:
-    """The share of a class's logit that the concepts for it carry, in one picture: kept alone, and removed.
+def carried(
+    tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, support: Tensor, target: int
+) -> tuple[float, float]:
+    """The shares of a class's logit that the concepts for it carry, in one picture: kept alone, and removed.
 
     `remove` takes weights (C,h,w) to the value of the layer with its features times them. 1: the concepts alone give
     the whole logit, and without them nothing of it is left. 0: they are of no use. The logit is measured from that of
@@ -103,14 +109,14 @@ def carried(tail: Tail, remove: Callable[[Tensor], Tensor], relevance: Tensor, s
     with torch.no_grad():
         whole, nothing, kept, removed = (float(tail(remove(one))[0, target]) for one in weights)
     if whole == nothing:
-        return 0.0
-    shares = (kept - nothing) / (whole - nothing), (whole - removed) / (whole - nothing)
-    return sum(min(max(one, 0.0), 1.0) for one in shares) / 2
+        return 0.0, 0.0
+    alone, without = (kept - nothing) / (whole - nothing), (whole - removed) / (whole - nothing)
+    return min(max(alone, 0.0), 1.0), min(max(without, 0.0), 1.0)
 
 
-def likeness(first: Directions, second: Directions) -> float:
-    """How alike the concepts for a class are in two halves of the pictures, 0 to 1: the mean cosine of the pairs."""
-    a, b = (torch.nn.functional.normalize(one.support.double(), dim=1) for one in (first, second))
+def likeness(first: Tensor, second: Tensor) -> float:
+    """How alike the directions (M,C) of two halves of the pictures are, 0 to 1: the mean cosine of the pairs."""
+    a, b = (torch.nn.functional.normalize(one.double(), dim=1) for one in (first, second))
     cosines, found = a @ b.T, []
     for _ in range(min(cosines.shape)):
         row, column = divmod(int(cosines.argmax()), cosines.shape[1])

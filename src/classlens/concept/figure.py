@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _FOR, _AGAINST = "#e4202c", "#1f6fe0"  # as in maps
 _PHOTO, _TILE, _GAP, _WORDS = 2.55, 1.12, 0.07, 1.75  # inches
-_MARGIN, _HEAD, _FOOT, _BETWEEN = 0.25, 0.72, 0.6, 0.16
-_ROWS = 10  # concepts of a class that are drawn
+_MARGIN, _HEAD, _FOOT, _BETWEEN = 0.25, 0.95, 0.6, 0.16
+_FOR_CLASS, _AGAINST_CLASS = 6, 2  # concepts of a class that are drawn
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ def figure(found: Concepts) -> Figure:
 
     >>> figure(concepts(model, "photo.jpg", "Persian cat", data="photos")).savefig("concepts.png")
     """
-    rows = found.concepts[:_ROWS]
-    against = [one for one in rows if one.sign < 0]
+    support, against = ([one for one in found.concepts if one.sign == sign] for sign in (1, -1))
+    against = against[:_AGAINST_CLASS]
+    rows = [*support[:_FOR_CLASS], *against]
     left = _MARGIN + (_PHOTO + 0.3 if found.picture is not None else 0.0)
     tiles = SHOWN + (found.picture is not None)
     width = left + _WORDS + tiles * (_TILE + _GAP) + (0.12 if found.picture is not None else 0) + _MARGIN
@@ -83,6 +84,9 @@ def _title(page: _Page, found: Concepts) -> None:
         else f"What “{found.label}” is made of"
     )
     page.say(_MARGIN, 0.3, asked, size=13, bold=True, colour="black")
+    here = "where it is in this picture, and in " if found.picture is not None else "in "
+    what = "Each row is a concept: something that the evidence has in common over many pictures."
+    page.say(_MARGIN, 0.53, f"{what} It is shown {here}the pictures where it is strongest.")
 
 
 def _photo(page: _Page, found: Concepts) -> None:

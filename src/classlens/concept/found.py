@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classlens.concept.choose import Choice, choose
 from classlens.concept.directions import Directions
 from classlens.concept.flow import METHOD, followed
-from classlens.concept.gather import Gathered, Subject, gather, packed, stored, unpacked
+from classlens.concept.gather import FORMAT, Gathered, Subject, gather, packed, stored, unpacked
 from classlens.concept.references import SHOWN, Reference, as_arrays, from_arrays, references, shares_of
 from classlens.core.targets.classes import class_index
 from classlens.data.layouts import Dataset, data_hash, open_dataset
@@ -69,9 +70,7 @@ class Concepts:
     grid: tuple[int, int]  # positions of the layer
     concepts: tuple[Concept, ...]  # the strongest first, those for the class before those against it
     rest: float  # share of the evidence that no concept explains
-    carried: (
-        float  # share of the class's logit that the concepts carry, kept or removed, in pictures not used to find them
-    )
+    carried: float  # share of the class's logit that concepts carry, kept or removed, in pictures that chose nothing
     stability: float  # how alike the concepts of two halves of the pictures are: 0 to 1
     pictures: int  # of the class, in which the concepts were found
     forwards: int
@@ -92,15 +91,19 @@ class Concepts:
         from classlens.render.save import write_png
 
         root = Path(folder)
-        arrays = {"directions": torch.stack([one.direction for one in self.concepts]).cpu().numpy()}
-        if self.map is not None:
-            arrays["map"] = self.map.cpu().numpy()
-            arrays["maps"] = np.stack([one.map.cpu().numpy() for one in self.concepts if one.map is not None])
         return [
             write_png(root / "concepts.png", self.figure()),
-            write_bytes(root / "concepts.npz", packed(arrays)),
+            write_bytes(root / "concepts.npz", packed(self.arrays())),
             write_json(root / "concepts.json", self.to_json()),
         ]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The directions and, of a picture, the map of the class and those of the concepts."""
+        arrays: dict[str, NDArray[Any]] = {"directions": torch.stack([one.direction for one in self.concepts]).numpy()}
+        if self.map is not None:
+            arrays["map"] = self.map.numpy()
+            arrays["maps"] = np.stack([one.map.numpy() for one in self.concepts if one.map is not None])
+        return arrays
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, and the names of the reference pictures."""
@@ -160,8 +163,16 @@ def concepts(
     subject = Subject(loaded, target, method, layer, subject.index, subject.cost)
     dataset = open_dataset(data)
     gathered = gather(subject, dataset, dataset.select(None, seed), limit, progress)
-    basis = _basis(subject, dataset, gathered, count, progress)
-    return _in_class(subject, gathered, basis) if image is None else _in_picture(subject, gathered, basis, image)
+    if image is None:
+        return of_class(subject, dataset, gathered, count, progress)
+    return _in_picture(subject, gathered, _basis(subject, dataset, gathered, count, progress), image)
+
+
+def of_class(
+    subject: Subject, dataset: Dataset, gathered: Gathered, count: int | None = None, progress: Progress = silent
+) -> Concepts:
+    """The concepts of a class as a whole, from the relevance that was gathered for it."""
+    return _in_class(subject, gathered, _basis(subject, dataset, gathered, count, progress))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +184,10 @@ class _Basis:
     shares: Tensor  # (M,n)
 
     def numbers(self) -> list[int]:
-        """The number of each concept: from 1 for those for the class, and again for those against it."""
-        support = len(self.choice.directions.support)
-        return [m + 1 if m < support else m - support + 1 for m in range(len(self.choice.directions.signs))]
+        """The number of each concept: from 1 for the strongest of the class, and again for those against it."""
+        mean, signs = self.shares.mean(1).abs(), self.choice.directions.signs
+        order = sorted(range(len(signs)), key=lambda m: -float(mean[m]))
+        return [[k for k in order if signs[k] == signs[m]].index(m) + 1 for m in range(len(signs))]
 
 
 def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | None, progress: Progress) -> _Basis:
@@ -183,7 +195,7 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
 
     def compute() -> bytes:
         choice = choose(subject, dataset, gathered, count, progress)
-        found, shares = references(subject, dataset, gathered, choice, progress)
+        found, shares = references(subject, dataset, gathered, choice.layer, choice.directions, progress)
         return packed({
             "layer": np.array(choice.layer), "numbers": np.array([choice.carried, choice.stability]),
             "support": choice.directions.support.numpy(), "against": choice.directions.against.numpy(),
@@ -191,6 +203,7 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
         })  # fmt: skip
 
     decides = (
+        FORMAT,
         subject.network.id,
         data_hash(dataset, gathered.items),
         subject.target,

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classlens.concept.choose import Choice
+from classlens.concept.directions import Directions
 from classlens.concept.gather import Gathered, Subject
 from classlens.data.layouts import Dataset
 from classlens.explanation import pictures_of
@@ -46,11 +46,11 @@ def shares_of(parts: Tensor, relevance: Tensor) -> Tensor:
 
 
 def references(
-    subject: Subject, dataset: Dataset, gathered: Gathered, choice: Choice, progress: Progress
+    subject: Subject, dataset: Dataset, gathered: Gathered, layer: str, directions: Directions, progress: Progress
 ) -> tuple[list[list[Reference]], Tensor]:
     """For each concept its references, the strongest first; and its share in each picture (M,n)."""
-    relevance = gathered.relevance[choice.layer]
-    every = [choice.directions.parts(one[None])[:, 0] for one in relevance]
+    relevance = gathered.relevance[layer]
+    every = [directions.parts(one[None])[:, 0] for one in relevance]
     shares = torch.stack(
         [shares_of(parts[:, None], one[None])[:, 0] for parts, one in zip(every, relevance, strict=True)], 1
     )
@@ -61,7 +61,7 @@ def references(
     for done, row in enumerate(rows):
         progress("reference pictures", done, len(rows))
         wanted = [m for m, chosen in enumerate(strongest) if row in chosen]
-        picture, boxes = _fields(subject, dataset, gathered, row, choice.layer, every[row][wanted])
+        picture, boxes = _fields(subject, dataset, gathered, row, layer, every[row][wanted])
         for m, (top, left, bottom, right) in zip(wanted, boxes, strict=True):
             crop = picture[top:bottom, left:right]
             found[m, row] = Reference(gathered.items[row].name, (top, left, bottom, right), crop, float(shares[m, row]))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 _PLAIN_NAMES = {"val", "train", "test", "images", "voc2012", "vocdevkit", "data", ""}
+_PETS_NAME = re.compile(r"(.+)_\d+")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,13 @@ class Dataset:
         """
         mine = [item for item in self.items if half in (None, half_of(item.name))]
         return tuple(shuffled(mine, seed)[:limit])
+
+    def label(self, item: Item) -> str | None:
+        """The label of an image: its own, or the breed in the name of a file of Oxford pets (`great_pyrenees_12`)."""
+        if item.label is None and self.layout == "pets":
+            named = _PETS_NAME.fullmatch(item.name.rpartition("/")[2].rpartition(".")[0])
+            return named[1] if named else None
+        return item.label
 
     def picture(self, item: Item) -> Image.Image:
         """The image in RGB, upright."""

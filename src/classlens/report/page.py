@@ -12,6 +12,7 @@ from classlens.report.choose import Chosen
 from classlens.report.collect import Collected, Record
 from classlens.report.draw import Drawn
 from classlens.report.entries import Writer, class_table, instead_table, picture_table
+from classlens.report.made_of import MadeOf
 from classlens.report.words import Finding, Names, count, percent
 
 _LISTED = 50  # unusable images, by name
@@ -33,7 +34,7 @@ class About:
 
 def page(
     about: About, findings: Sequence[Finding], collected: Collected, chosen: Chosen, drawn: Mapping[str, Drawn],
-    names: Names,
+    names: Names, made_of: MadeOf | None = None,
 ) -> str:  # fmt: skip
     """The HTML of the page."""
     records = collected.records
@@ -47,15 +48,16 @@ def page(
         "shown": write.classes(chosen.shown),
     }
     text = pages("report").get_template("page.html").render(
-        entries, about=about, findings=findings, sections=_sections(chosen, entries), counts=_counts(records, chosen),
-        labelled=chosen.labelled, sure=percent(choose.SURE), even_border=percent(records[0].where.even_border),
+        entries, about=about, findings=findings, sections=_sections(chosen, entries, made_of), made_of=made_of,
+        counts=_counts(records, chosen), labelled=chosen.labelled, sure=percent(choose.SURE),
+        even_border=percent(records[0].where.even_border),
         class_table=class_table(chosen, names), picture_table=picture_table(records, set(drawn), names),
         skipped=_problems(collected.skipped), without_mask=_problems(collected.without_mask),
     )  # fmt: skip
     return text + "\n"
 
 
-def _sections(chosen: Chosen, entries: Mapping[str, Any]) -> dict[str, str]:
+def _sections(chosen: Chosen, entries: Mapping[str, Any], made_of: MadeOf | None) -> dict[str, str]:
     """The non-empty sections, by their anchors."""
     headings = {
         "object": ("Off the object", chosen.off_object),
@@ -66,6 +68,7 @@ def _sections(chosen: Chosen, entries: Mapping[str, Any]) -> dict[str, str]:
             chosen.labelled or entries["confused"] or entries["instead"],
         ),
         "classes": ("Typical and surprising", chosen.shown),
+        "concepts": ("What classes are made of", made_of),
         "tables": ("All classes", True),
         "pictures": ("All pictures", True),
         "made": ("How this was made", True),

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from classlens.report import words
 from classlens.report.choose import choose_all
 from classlens.report.collect import Collected, Record, Subject, collect
 from classlens.report.draw import draw, legend
+from classlens.report.made_of import made_of
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
 
@@ -49,6 +50,7 @@ def report(
     seed: int = 0,
     top: int = 12,
     batch_size: int | None = None,
+    concepts: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
     command: Sequence[str] = (),
 ) -> Report:
@@ -57,7 +59,8 @@ def report(
     >>> report(load("torchvision:resnet50"), "photos", "report.html", limit=50).path
 
     `data` is a data set in any layout that `classlens evaluate` knows, or a folder of images. Masks and labels are used
-    if available. At most `limit` images are used: a deterministic subset for each seed.
+    if available. At most `limit` images are used: a deterministic subset for each seed. With `concepts`, a folder, the
+    page also says what classes are made of; the folder keeps what was computed, so that a stopped report resumes.
     """
     begun = time.perf_counter()
     path = Path(out)
@@ -74,10 +77,13 @@ def report(
         raise DataError(f"none of {count(len(items), 'picture')} could be used; the first, {name}: {why}")
     chosen = choose_all(collected.records, top)
     drawn = draw(subject, chosen.wanted(), progress)
+    found = None if concepts is None else made_of(subject, chosen.views, chosen.pairs, top, concepts, progress)
     findings = words.findings(collected.records, subject.name)
     notes = _notes(subject, collected)
     about = _about(subject, collected, notes, len(items), command, time.perf_counter() - begun)
-    write_text(path, page(about, findings, collected, chosen, drawn, subject.name))
+    if found is not None:
+        about = replace(about, made=about.made | {"concepts": found.made})
+    write_text(path, page(about, findings, collected, chosen, drawn, subject.name, found))
     return Report(path, tuple(findings), notes, collected)
 
 

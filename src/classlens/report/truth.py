@@ -6,7 +6,6 @@ Truth(label='great pyrenees', outputs=(257,))
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +14,6 @@ import numpy as np
 from classlens.data.labels import class_outputs, in_words, label_index
 from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import IGNORE, Mask
-
-_PETS_NAME = re.compile(r"(.+)_\d+")  # great_pyrenees_12
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Labels:
         self._masked = class_outputs(dataset.classes, labels, classes)
 
     def truth(self, item: Item, mask: Mask | None) -> Truth:
-        label = self._label(item)
+        label = self._dataset.label(item)
         if label is not None:
             index = label_index(label, self._labels, self._classes)
             return Truth(in_words(label), () if index is None else (index,))
@@ -59,9 +56,3 @@ class Labels:
                 found = (mask == value).astype(np.uint8)
         found[mask == IGNORE] = IGNORE
         return found
-
-    def _label(self, item: Item) -> str | None:
-        if item.label is None and self._dataset.layout == "pets":
-            named = _PETS_NAME.fullmatch(item.name.rpartition("/")[2].rpartition(".")[0])
-            return named[1] if named else None
-        return item.label
