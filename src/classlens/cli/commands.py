@@ -17,6 +17,7 @@ import typer
 
 from classlens.cli.compare import compare
 from classlens.cli.concepts import concepts
+from classlens.cli.diff import diff
 from classlens.cli.early import check_out
 from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
@@ -94,6 +95,7 @@ app.add_typer(data, name="data")
 app.add_typer(selfsup, name="selfsup")
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(verify)
+app.command(no_args_is_help=True)(diff)
 app.command()(ops)
 app.command()(coverage)
 

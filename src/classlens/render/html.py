@@ -13,7 +13,7 @@ import io
 import re
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ class _Tight(Extension):
 
 
 @functools.cache
-def pages(room: str) -> Environment:
-    """The templates of a package: `pages("report")` reads report/templates. A missing value is an error."""
-    loader = PackageLoader("classlens", f"{room}/templates")
+def pages(*rooms: str) -> Environment:
+    """The templates of packages: `pages("report")` reads report/templates. A missing value is an error."""
+    loader = ChoiceLoader([PackageLoader("classlens", f"{room}/templates") for room in rooms])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, extensions=[_Tight])
     environment.filters |= {"prose": prose, "data_uri": data_uri}
     return environment

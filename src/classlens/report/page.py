@@ -52,7 +52,7 @@ def page(
         counts=_counts(records, chosen), labelled=chosen.labelled, sure=percent(choose.SURE),
         even_border=percent(records[0].where.even_border),
         class_table=class_table(chosen, names), picture_table=picture_table(records, set(drawn), names),
-        skipped=_problems(collected.skipped), without_mask=_problems(collected.without_mask),
+        skipped=problems(collected.skipped), without_mask=problems(collected.without_mask),
     )  # fmt: skip
     return text + "\n"
 
@@ -88,7 +88,7 @@ def _counts(records: Sequence[Record], chosen: Chosen) -> dict[str, int]:
     }
 
 
-def _problems(found: Mapping[str, str]) -> dict[str, Any]:
+def problems(found: Mapping[str, str]) -> dict[str, Any]:
     """Images with a problem: their number, the first ones with the reason, and how many more."""
     return {
         "total": count(len(found), "picture") if found else "",
