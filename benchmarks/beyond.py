@@ -120,6 +120,37 @@ class Between(nn.Module):
         return out
 
 
+def without_gradients(x: Tensor) -> Tensor:
+    """A part that its author put into inference mode, to save memory."""
+    with torch.inference_mode():
+        x = x * 1
+    return x.clone()
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn).to(x.dtype)
+
+
+class Tagged(Tensor):
+    """A tensor with metadata, as libraries for pictures have them."""
+
+
+def tagged() -> Row:
+    model = network()
+    for layer in (model[0], model[3]):
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Tagged))
+    return Row(model)
+
+
+def sparse() -> Row:
+    """Half of the weights of a dense layer are 0, and stored as a sparse matrix."""
+    model, plain = network(), network()
+    weight = plain[9].weight.data
+    weight[weight.abs() < weight.abs().median()] = 0
+    model[9].weight = nn.Parameter(weight.to_sparse_csr())
+    return Row(model, plain=plain)
+
+
 def hooked() -> Row:
     model = network()
     model.register_full_backward_hook(lambda module, into, out: tuple(None if g is None else -g for g in into))
@@ -189,6 +220,10 @@ ROWS: dict[str, Callable[[], Row]] = {
     "reentrant checkpointing": lambda: Row(Checkpointed(True)),
     "a straight-through Function": lambda: Row(Between(Rounded.apply)),
     "a custom operation without autograd": lambda: Row(Between(same_without_gradient)),
+    "a part in inference mode": lambda: Row(Between(without_gradients)),
+    "activations in 8-bit floats": lambda: Row(Between(in_8_bits)),
+    "weights of a subclass of `Tensor`": tagged,
+    "sparse weights (CSR)": sparse,
     "a full backward hook on the model": hooked,
     "FSDP2 (`fully_shard`)": sharded,
     "`nn.Identity()` added after `eval()`": identity_after_eval,

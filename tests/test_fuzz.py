@@ -77,6 +77,7 @@ def test_a_write_to_a_view_in_another_order() -> None:
 FOUND = {  # networks whose maps were wrong without a word
     "layercam after a pool": ("layercam", (("skip", 2, 3), ("mean", 2, 3), ("up", 1, 3)), 1),
     "agf-release before an activation": ("agf-release", (("strided", 1, 3), ("up", 1, 3), ("relu", 1, 3)), 2),
+    "agf-release before a scaled activation": ("agf-release", (("times", 1, 3), ("same", 0, 3)), 1),
     "deeplift-shap at a norm": ("deeplift-shap", (("norm", 1, 3), ("same", 1, 3)), 1),
     "excitation-bp at a maximum with 0": ("excitation-bp", (("join", 2, 3), ("relu", 0, 3), ("join", 0, 1)), 1),
     "libragrad at a norm": ("libragrad", (("norm", 1, 1), ("same", 1, 1)), 1),

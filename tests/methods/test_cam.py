@@ -364,3 +364,23 @@ def test_a_map_of_two_places_is_a_map() -> None:
     found = classlens.explain(model, x, 1, "gradcam").maps[0, 0]
     assert torch.allclose(found[:, 0], expected[0, 0].expand(4))
     assert torch.allclose(found[:, -1], expected[0, 1].expand(4))
+
+
+class Normalised(nn.Module):
+    """Tokens whose length the norm after them removes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.norm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.patches(x).flatten(2).mT).mean(1))
+
+
+def test_terms_that_cancel_are_said() -> None:
+    """Features times gradients before a layer norm are 0: what is left of them in float32 is rounding."""
+    model, x = Normalised().eval(), pictures(1)
+    e = classlens.explain(model, x, 1, "odam", layer="patches")
+    assert [note for note in e.report.warnings if "rounding decides" in note]
+    assert not classlens.explain(build("plain"), x, 1, "odam").report.warnings

@@ -13,7 +13,7 @@ from classlens.core.rules.generic import divide
 from classlens.errors import MethodError
 from classlens.methods.featuremaps import chosen_maps
 from classlens.methods.places import enlarged
-from classlens.methods.registry import Case, Result, is_release, method
+from classlens.methods.registry import UNRELIABLE, Case, Result, is_release, method
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # features (B,C,*places), gradients (K,B,C,*places) -> (K,B,1,*places)
 
@@ -103,8 +103,28 @@ def odam(case: Case, layer: str | None = None, shallower: int = 0) -> Result:
 
     The authors take the level of the feature pyramid that produced the box: name it with `layer`. For the last map of
     a classifier this is HiResCAM.
+
+    Before a layer norm, as in most transformers, the terms of a position cancel: the length of a token does not matter
+    to the norm. The report then says that rounding decides.
     """
-    return shown(case, case.directions(), layer, shallower, weighted_by_signed_gradient)
+    cancelled: list[bool] = []
+
+    def weigh(features: Tensor, gradients: Tensor) -> Tensor:
+        cancelled.append(_cancels(features, gradients))
+        return weighted_by_signed_gradient(features, gradients)
+
+    found = shown(case, case.directions(), layer, shallower, weigh)
+    return replace(found, notes=(*found.notes, _CANCELLED)) if any(cancelled) else found
+
+
+def _cancels(features: Tensor, gradients: Tensor) -> bool:
+    """Whether the terms x_c gradient_c of an image add up to nothing but rounding errors, at every position."""
+    terms = features * gradients
+    sums, sizes = (t.flatten(2).amax(2) for t in (terms.sum(2, keepdim=True).abs(), terms.abs().sum(2, keepdim=True)))
+    return bool(((sums < 100 * torch.finfo(terms.dtype).eps * sizes) & (sizes > 0)).any())
+
+
+_CANCELLED = f"what speaks for and against the target cancels at every position, so rounding decides; {UNRELIABLE}"
 
 
 @method(

@@ -90,8 +90,8 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
         (user,) = users
         if user.op in _ACTIVATIONS:
             return True
-        moves = user.op in _MOVES and user.op not in SEVERAL_OUTPUTS and len(user.inputs) == 1
-        if user.op not in _NORMS and not moves:
+        alone = len(user.inputs) == 1 and user.op not in SEVERAL_OUTPUTS
+        if user.op not in _NORMS and not (alone and user.op in _MOVES | _ARITHMETIC):  # scaling is a norm by hand
             return False
         value = user.outputs[0]
 

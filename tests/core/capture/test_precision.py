@@ -236,6 +236,48 @@ def test_checkpointing_in_low_precision(method: str, low: str) -> None:
     assert any("float32" in note for note in found.report.notes)
 
 
+class Blocks(nn.Module):
+    """A vision transformer of two blocks, checkpointed if `how` says so."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.how = nn.Conv2d(3, 8, 8, 8), how
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 12, activation="gelu", batch_first=True, norm_first=True) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.patches(x).flatten(2).transpose(1, 2)
+        if self.how == "whole":
+            return torch.utils.checkpoint.checkpoint(self.above, t, use_reentrant=False)
+        return self.above(t)
+
+    def above(self, t: Tensor) -> Tensor:
+        for block in self.blocks:
+            t = torch.utils.checkpoint.checkpoint(block, t, use_reentrant=False) if self.how == "blocks" else block(t)
+        return self.head(self.norm(t).mean(1))
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16", "autocast", "channels last"])
+@pytest.mark.parametrize("how", ["blocks", "whole"])
+@pytest.mark.parametrize("method", ["agf", "attnlrp", "generic-attention", "legrad", "libragrad", "gradient"])
+def test_checkpointed_transformers_in_low_precision(method: str, how: str, low: str) -> None:
+    model, plain, x = Blocks(how), Blocks("plain"), pictures(2, (32, 32))
+    if low in ("bfloat16", "float16"):
+        model.to(getattr(torch, low))
+        plain.load_state_dict({name: t.float() for name, t in model.state_dict().items()})
+    if low == "channels last":
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low == "autocast"):
+        found = classlens.explain(model, x, 1, method).maps
+    expected = classlens.explain(plain, x, 1, method).maps
+    assert expected.any()
+    assert (found - expected).norm() <= 1e-4 * expected.norm()
+
+
 @torch.library.custom_op("classlens_tests::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     return x * 2

@@ -42,6 +42,12 @@ def test_classes_of_equal_logits_are_refused(targets: list[list[int]]) -> None:
     opened(case(targets))
 
 
+def test_equal_logits_matter_only_where_a_class_is_asked_for() -> None:
+    streams = opened(case([[0], [-1]], equal=True))  # a class of image 0, and a number of image 1
+    (start,) = streams.start.values()
+    assert start[0, 0].any()
+
+
 def test_equal_logits_do_not_matter_to_a_number_made_of_them() -> None:
     assert opened(case([[-1], [-1]], equal=True)).start
 

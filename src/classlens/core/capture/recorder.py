@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from classlens.core import ops
 from classlens.core.capture.backward import has_odd_layout
 from classlens.core.capture.layers import LIKE, OPENED, as_biased, as_layer, as_limit, as_move, as_sum
+from classlens.core.capture.memory import dense, overlapping, storage
 from classlens.core.capture.modes import instead_of, is_overruled, no_inference
 from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
@@ -74,7 +75,7 @@ class Recorder(TorchFunctionMode):
         if id(tensor) not in self.values:
             self.alive[id(tensor)] = tensor
             self._count(tensor)
-            self.by_storage.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
+            self.by_storage.setdefault(storage(tensor), []).append(weakref.ref(tensor))
         self.values[id(tensor)] = value
         return value
 
@@ -83,7 +84,7 @@ class Recorder(TorchFunctionMode):
 
         At the largest value, a sweep needs up to eight tensors of its size (`chunks.held`).
         """
-        if tensor.device.type != "cpu" or any(ref() is not None for ref in self.by_storage.get(_storage(tensor), ())):
+        if tensor.device.type != "cpu" or any(ref() is not None for ref in self.by_storage.get(storage(tensor), ())):
             return
         self.input = self.input or tensor.shape
         self.kept_bytes, self.largest = self.kept_bytes + tensor.nbytes, max(self.largest, tensor.nbytes)
@@ -251,12 +252,12 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """An operation that overwrites its first argument, and everything that shares memory with it."""
         target: Tensor = args[0] if args else kwargs["input"]
-        seen = [reference() for reference in self.by_storage.get(_storage(target), [])]
+        seen = [reference() for reference in self.by_storage.get(storage(target), [])]
         aliases = [t for t in seen if t is not None and id(t) in self.values]
         self._copy_kept(aliases)
         for t in aliases:  # keep the old values
             value = self.values[id(t)]
-            if isinstance(value.kept, Tensor) and _storage(value.kept) == _storage(target):
+            if isinstance(value.kept, Tensor) and storage(value.kept) == storage(target):
                 self._keep(value)
         before = self._now(target)
         base = target._base if target._is_view() else None
@@ -277,7 +278,7 @@ class Recorder(TorchFunctionMode):
         if base is not None:
             self._refresh_base(target, base, base_before)
         owner = target if base is None else base
-        for t in _overlapping([t for t in aliases if t is not target and t is not base], target):
+        for t in overlapping([t for t in aliases if t is not target and t is not base], target):
             geometry = (t.size(), t.stride(), t.storage_offset() - owner.storage_offset())
             frozen = ((self.values[id(owner)], *geometry), {})
             self._write(torch.as_strided, frozen, [self.admit(t)])
@@ -313,7 +314,7 @@ class Recorder(TorchFunctionMode):
         If the view is all of the base, nothing of the old value is left, so it has no further use.
         """
         written = self.values[id(view)]
-        whole = view.numel() == base.numel() and _dense(view) and _dense(base)
+        whole = view.numel() == base.numel() and dense(view) and dense(base)
         if whole and view.is_contiguous() and base.is_contiguous():
             self._write(Tensor.reshape, ((written, tuple(base.shape)), {}), [self.admit(base)])
             return
@@ -369,34 +370,3 @@ def _depends(node: Any, ancestor: Any) -> bool:
             seen.add(current)
             todo.extend(following for following, _ in current.next_functions)
     return False
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements are side by side in memory, in any order and each once.
-
-    >>> _dense(torch.zeros(2, 3).mT), _dense(torch.zeros(2, 6)[:, ::2])
-    (True, False)
-    """
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _overlapping(tensors: Sequence[Tensor], target: Tensor) -> list[Tensor]:
-    """The tensors that share an element with `target`; all are on one storage."""
-    if not tensors:  # nearly always; the code below needs as much memory as the storage
-        return []
-    covered = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
-
-    def cover(tensor: Tensor) -> Tensor:
-        return covered.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    cover(target).fill_(True)
-    return [tensor for tensor in tensors if cover(tensor).any()]

@@ -74,8 +74,8 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
     """The score, evidence at the inputs of `top`, and gradients at `top` and `full`: one backward pass per class."""
     logits = tape.logits.detach().requires_grad_()
     alone = logits.shape[1] == 1  # no other class to compare with: the logit itself is the score
-    if not alone and (case.targets >= 0).any():
-        _refuse_equal(logits)
+    if not alone:
+        _refuse_equal(logits, (case.targets >= 0).any(1))
     with torch.enable_grad():
         scores = case.scores(logits, picked if alone else score)  # for a callable, its value
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
@@ -86,8 +86,9 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
     return Streams(tape, gradients, start, Ledger(len(case.images)), {} if case.trace else None, notes, done)
 
 
-def _refuse_equal(logits: Tensor) -> None:
-    equal = (logits == logits[:, :1]).all(1)
+def _refuse_equal(logits: Tensor, asked: Tensor) -> None:
+    """Refuse images that were asked for a class, though the network does not tell classes apart in them."""
+    equal = (logits == logits[:, :1]).all(1) & asked.to(logits.device)
     if equal.any():
         row = int(equal.nonzero()[0])
         raise TargetError(f"the logits of image {row} are all equal: the model finds no class, so there is no evidence")
