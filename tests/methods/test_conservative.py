@@ -25,10 +25,10 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def altered(do: Do, x: Tensor, start: Tensor, stabiliser: float = 0.0) -> Tensor:
+def altered(do: Do, x: Tensor, start: Tensor, **options: float) -> Tensor:
     """The altered gradient of a function, for one class."""
     tape = record(Does(do).eval(), x)
-    return Altered(tape, stabiliser=stabiliser, found=find_attentions(tape)).run(start[None])[0]
+    return Altered(tape, found=find_attentions(tape), **options).run(start[None])[0]
 
 
 def same(do: Do, detached: Do, x: Tensor) -> bool:
@@ -124,7 +124,7 @@ def test_at_0_the_gate_of_an_activation_is_its_slope() -> None:
 
 def test_a_stabiliser_is_added_below() -> None:
     x, start = random(2, 5), random(2, 5, seed=1)
-    assert torch.allclose(altered(F.gelu, x, start, 0.5), start * F.gelu(x) / (x + 0.5))
+    assert torch.allclose(altered(F.gelu, x, start, stabiliser=0.5), start * F.gelu(x) / (x + 0.5))
 
 
 def half(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:

@@ -391,6 +391,19 @@ def test_fused_attention_of_which_one_argument_is_made_of_the_image(live: str) -
     assert torch.allclose((two_records(fused, x, x0) * (x - x0)).sum(), (fused(x) - fused(x0)).sum(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("live", [False, True])  # the picture, as well as the positions
+def test_positions_that_move_across_the_picture_are_integrated(live: bool) -> None:
+    """Half way between them, the slope of another cell would be found."""
+
+    def do(t: Tensor) -> Tensor:
+        picture = PICTURE * t.mean() if live else PICTURE
+        return F.grid_sample(picture, t.reshape(1, 1, 2, 2), align_corners=True).flatten(1)
+
+    x, x0 = torch.tensor([[0.9, 0.8, 0.7, -0.2]]).double(), torch.tensor([[-0.9, -0.7, 0.1, 0.6]]).double()
+    difference = (do(x) - do(x0)).sum()
+    assert abs((two_records(do, x, x0) * (x - x0)).sum() - difference) < 0.15 * abs(difference)
+
+
 def test_the_first_of_two_outputs_is_complete() -> None:
     model = Does(lambda x: torch.std_mean(x, (2, 3))[0]).eval()
     e = classlens.explain(model, torch.rand(2, 3, 4, 4).double(), 1, "deeplift-shap", baselines="noise")

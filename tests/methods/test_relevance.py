@@ -1,4 +1,3 @@
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from classlens.core.capture import record
 from classlens.core.rules.generic import divide_released
 from classlens.core.rules.linear import absolute, linear_map
 from classlens.errors import MethodError
+from classlens.methods import METHODS, Case
 from classlens.methods import relevance as methods_of_relevance
 from classlens.methods.relevance import (
     _released_rap,
@@ -281,7 +281,9 @@ def test_gamma_of_the_composite_is_the_one_that_is_given() -> None:
     assert from_limit[0] > 1.1 * from_limit[1] > 1.2 * from_limit[2] > 0
 
 
-def test_a_norm_is_a_matter_of_writing_but_not_as_released() -> None:
+@pytest.mark.parametrize("variant", ["default", "release"])
+@pytest.mark.parametrize("method", ["lrp", "lrp-ab", "rap"])
+def test_a_norm_is_a_matter_of_writing_but_not_as_released(method: str, variant: str) -> None:
     """A norm inside of the weights: the same map; the released code passes relevance through the norm unchanged."""
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
@@ -291,9 +293,16 @@ def test_a_norm_is_a_matter_of_writing_but_not_as_released() -> None:
     written = nn.Sequential(nn.Conv2d(3, 3, 1), conv, norm, *after).double().eval()
     inside = nn.Sequential(written[0], nn.utils.fusion.fuse_conv_bn_eval(conv, norm), *after).eval()
     x = pictures(1, (8, 8)).double()
-    for method, variant in itertools.product(("lrp", "lrp-ab", "rap"), ("default", "release")):
-        one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
-        assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is (variant == "default")
+    one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
+    assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is (variant == "default")
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_values_are_freed_behind_a_sweep_that_is_the_last(once: bool) -> None:
+    model, x = build("plain"), pictures(1)
+    tape = record(model, x)
+    METHODS["lrp"].run(Case(model, x, tape, torch.tensor([[1]]), once=once))
+    assert (tape.output.edge is None) is once
 
 
 @pytest.mark.parametrize("method", ["lrp", "rap"])

@@ -255,9 +255,10 @@ class Plan:
 
     def _reaching(self, mutant: Mutant) -> set[str]:
         if self.runs_on_import(mutant):  # tests of the file, and of the tables that modules write into
+            near = {test for test in self.reach if file_of(test) in near_tests(mutant.file)}
             if near_tests(mutant.file) != TABLES:
-                return {test for test in self.reach if file_of(test) in near_tests(mutant.file)}
-            return {test for test, reached in self.reach.items() if mutant.file in reached["lines"]}
+                return near
+            return near | {test for test, reached in self.reach.items() if mutant.file in reached["lines"]}
         return {test for line in _lines(mutant) for test in self.tests_at.get((mutant.file, line), ())}
 
 

@@ -31,7 +31,6 @@ from classlens.methods.registry import Case, Result, method, of_colours
 FAMILY = "attention"
 _ACTIVATIONS, _SAME = of_kind(Kind.ACTIVATION), of_kind(Kind.SAME)
 _PRODUCTS = of_kind(Kind.PRODUCT)
-_CONVOLUTIONS = LINEAR_OPS - {"linear"}
 _TINY, _STABLE = 1e-10, 1e-6  # the authors' stabilisers
 
 
@@ -187,8 +186,8 @@ def attnlrp(case: Case, conv_gamma: float = 0.25, linear_gamma: float = 0.05) ->
     tape = case.tape
     found = find_attentions(tape)
     plain = projections(tape, found)
-    gamma = {node: conv_gamma for node in tape.nodes if node.op in _CONVOLUTIONS and node not in plain}
-    gamma |= {node: linear_gamma for node in tape.nodes if node.op == "linear" and node not in plain}
+    layers = [node for node in tape.nodes if node.op in LINEAR_OPS and node not in plain]
+    gamma = {node: linear_gamma if node.op == "linear" else conv_gamma for node in layers}
     altered = Altered(tape, gamma, _TINY, found)
     return of_colours(altered.run(case.directions()) * tape.image.tensor)
 

@@ -116,10 +116,8 @@ def _hand_back(node: Node, arrived: Any, twin: Node) -> Shares:
 
 def _up_to_quadratic(node: Node) -> bool:
     """Whether the Jacobian is constant, or linear in the inputs: then the midpoint is exact."""
-    if node.op == "div":
+    if node.op in ("div", "grid_sample"):  # linear in what is divided or sampled, not in the divisor or the positions
         return len(node.inputs) == 1 and isinstance(node.arguments()["input"], Value)
-    if node.op == "grid_sample":  # linear in the image, not in the sampling positions
-        return len(node.inputs) == 1
     products = node.op in _ADDED_PRODUCTS or (node.op in _PRODUCTS and len(node.inputs) <= 2)
     return node.op in _LINEAR or products
 

@@ -143,6 +143,15 @@ def test_a_summand_and_a_product_share_by_magnitude(name: str) -> None:
     assert torch.allclose(found[:, 1].sum(), r.sum() - to_summand, rtol=1e-5)
 
 
+def test_matrices_whose_products_are_added_up() -> None:
+    """addbmm of three pairs of matrices: |x_bik W_bkj| of each, out of the sum over pairs and k."""
+    source = torch.Generator().manual_seed(0)
+    x, w, r = (torch.randn(*shape, generator=source).double() for shape in ((3, 2, 4), (3, 4, 5), (2, 5)))
+    z = (x[..., None] * w[:, None]).abs()  # (pairs, i, k, j)
+    expected = (z / z.sum((0, 2), keepdim=True) * r[:, None]).sum(3)
+    assert torch.allclose(back(lambda x: torch.addbmm(torch.zeros(2, 5).double(), x, w), x, r), expected)
+
+
 def test_a_constant_summand_takes_no_share_and_a_constant_product_neither() -> None:
     x, r = TWO[0], torch.tensor([[1.0, 2.0]])
     assert torch.allclose(back(lambda x: torch.addmm(torch.ones(2), x[0], MIX), x, r)[0].sum(), r.sum())
