@@ -150,7 +150,7 @@ def line(title: str, rows: list[Row]) -> str:
     low, high = np.percentile(random.choice(carried, (2000, len(carried))).mean(1), [2.5, 97.5])
     return (
         f"| {title} | {mean['count']:.1f} | {100 * carried.mean():.0f} [{100 * low:.0f}, {100 * high:.0f}] | "
-        f"{100 * mean['kept']:.0f} | {100 * mean['removed']:.0f} | {100 * np.mean(other):.0f} | "
+        f"{100 * mean['kept']:.0f} | {100 * mean['removed']:.0f} | {f'{100 * np.mean(other):.0f}' if other else '–'} | "
         f"{100 * mean['likeness']:.0f} | {len(rows)} |"
     )
 

@@ -14,8 +14,9 @@ from app import small
 from classlens.app.choices import ITSELF
 from classlens.app.layout import Parts
 from classlens.app.links import LinkError, read
-from classlens.app.page import Handlers, Turn
+from classlens.app.page import Handlers
 from classlens.app.studio import NOTHING, Studio, samples
+from classlens.app.turn import Turn
 from classlens.errors import DataError, MethodError
 
 upload = world.file

@@ -19,8 +19,9 @@ from classlens.app.layout import Parts, title
 from classlens.app.links import LinkError, read, write
 from classlens.app.markup import Aims
 from classlens.app.offers import Given, with_text
-from classlens.app.page import Handlers, Turn
+from classlens.app.page import Handlers
 from classlens.app.studio import FIRST_METHODS, NOTHING, Studio, samples
+from classlens.app.turn import Turn
 from classlens.core.targets import Box, Models, survey
 from classlens.errors import ModelError, TargetError
 from classlens.models import LoadedModel, Preprocess

@@ -14,8 +14,9 @@ from app import small
 from classlens.app import choices
 from classlens.app.choices import ITSELF, questions
 from classlens.app.layout import Parts
-from classlens.app.page import Handlers, Turn
+from classlens.app.page import Handlers
 from classlens.app.studio import NOTHING, OutOfDate, samples
+from classlens.app.turn import Turn
 
 
 @pytest.fixture

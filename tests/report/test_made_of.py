@@ -10,7 +10,12 @@ import tagged
 from typer.testing import CliRunner
 
 from classlens.cli import app
+from classlens.data.layouts import open_dataset
+from classlens.progress import silent
 from classlens.report import report
+from classlens.report.choose import Pair, class_views, confusions, usual
+from classlens.report.collect import Subject
+from classlens.report.made_of import made_of
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +36,17 @@ def test_classes_and_confused_classes_have_their_concepts(bakery: Path, tmp_path
     assert "<b>mostly pie</b>" in shared
     assert "<b>mostly tart</b>" in shared
     assert "forward passes and" in text[text.index("<section id=made>") :]
+
+
+def test_two_classes_are_compared_once(bakery: Path, tmp_path: Path) -> None:
+    """Whichever of the two was said."""
+    made = report(relatives.make(), bakery, tmp_path / "r.html")
+    subject = Subject(relatives.make(), open_dataset(bakery))
+    records = made.collected.records
+    views, (pair, *_) = class_views(records, usual(records)), confusions(records)
+    other = Pair(pair.other, pair.predicted, pair.records)
+    found = made_of(subject, views, [pair, other], 12, tmp_path / "index", silent)
+    assert [entry.title for entry in found.pairs] == ["pie and tart"]
 
 
 def test_a_second_report_takes_them_from_the_index(bakery: Path, tmp_path: Path) -> None:

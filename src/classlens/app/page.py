@@ -32,6 +32,7 @@ from classlens.app.studio import (
     samples,
     too_large,
 )  # fmt: skip
+from classlens.app.turn import Turn
 from classlens.concept import Concepts
 from classlens.concept.gather import packed
 from classlens.errors import ClasslensError, ImageError, TargetError
@@ -106,24 +107,6 @@ def _politely(handler: Callable[Concatenate[Handlers, P], Updates]) -> Callable[
             return self.tell(error)
 
     return polite
-
-
-class Turn:
-    """Lets only the latest click draw in a visitor's browser."""
-
-    def __init__(self) -> None:
-        self._latest = 0
-
-    def take(self) -> Callable[[], None]:
-        """Start a new drawing; the returned function raises `OutOfDate` once another has started."""
-        self._latest += 1
-        mine = self._latest
-
-        def still_wanted() -> None:
-            if mine != self._latest:
-                raise OutOfDate
-
-        return still_wanted
 
 
 class Handlers:

@@ -58,8 +58,9 @@ def concepts(
         classlens concepts --class "Persian cat" --data photos/
 
     A concept is a direction in the features of a layer. It is shown with its share of the evidence, where it is in the
-    image, and the images of the folder in which it gives most evidence. What was computed for the folder is kept in
-    DIR/index, so a stopped run resumes and a second image takes seconds.
+    image, and the images of the folder in which it gives most evidence. This costs one forward pass for each image of
+    the folder (with labels: of the class), and 200 to 500 more. What was computed is kept in DIR/index, so a stopped
+    run resumes, and a second image of the class costs one forward pass and eight sweeps.
     """
     if image is None:
         check_method(method)

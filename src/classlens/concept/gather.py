@@ -35,7 +35,7 @@ from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import Progress
 
-FORMAT = 1  # of the files of an index: a new number where their contents change
+FORMAT = 2  # of the files of an index: a new number where their contents change
 LEAST = 6  # pictures of the class: fewer would give concepts of single pictures
 _CHUNK = 16  # pictures of a file of the index
 

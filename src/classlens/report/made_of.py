@@ -79,6 +79,7 @@ def made_of(
     """The concepts of the `top` classes with the most pictures, and of the pairs whose classes have enough of them."""
     method = subject.method if can_follow(subject.method) else METHOD
     maker = _Maker(subject, method, Path(index), progress)
+    pairs = list({frozenset((pair.predicted, pair.other)): pair for pair in reversed(pairs)}.values())[::-1]
     views = sorted(views, key=lambda view: (-len(view.records), view.predicted))
     enough = {view.predicted: view for view in views if len(view.records) >= LEAST}
     classes = [entry for view in list(enough.values())[:top] if (entry := maker.of_class(view)) is not None]
