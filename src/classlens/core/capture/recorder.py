@@ -114,6 +114,10 @@ class Recorder(TorchFunctionMode):
         if func in LIKE:
             rest, kwargs = map_leaves((args[1:], kwargs), self._hollow)
             args = args[:1] + rest
+        return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and write it down if it depends on the image."""
         frozen, inputs = self._freeze((args, kwargs))
         if not inputs:
             return self._constant(func(*args, **kwargs))
