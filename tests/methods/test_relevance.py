@@ -285,15 +285,17 @@ def test_gamma_of_the_composite_is_the_one_that_is_given() -> None:
 @pytest.mark.parametrize("method", ["lrp", "lrp-ab", "rap"])
 def test_a_norm_is_a_matter_of_writing_but_not_as_released(method: str, variant: str) -> None:
     """A norm inside of the weights: the same map; the released code passes relevance through the norm unchanged."""
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
     for t in (norm.weight, norm.bias, norm.running_mean):
         nn.init.normal_(t)
+    norm.weight.data[::2] = -norm.weight.data[::2].abs()  # turns what speaks for these units into what speaks against
     after = [nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
     written = nn.Sequential(nn.Conv2d(3, 3, 1), conv, norm, *after).double().eval()
     inside = nn.Sequential(written[0], nn.utils.fusion.fuse_conv_bn_eval(conv, norm), *after).eval()
     x = pictures(1, (8, 8)).double()
     one, other = (classlens.explain(m, x, 1, method, variant=variant).maps for m in (written, inside))
+    assert other.any()
     assert torch.allclose(one, other, rtol=1e-6, atol=1e-12) is (variant == "default")
 
 
