@@ -54,7 +54,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.mean = mean  # of the patches, instead of the class token
         self.patches = nn.Sequential(nn.Conv2d(3, 8, 4, 4, bias=False), nn.BatchNorm2d(8))
-        self.token, self.shared, self.skips = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 8), skips
+        self.token, self.skips = nn.Parameter(torch.randn(1, 1, 8)), skips
+        self.shared = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
         self.scale = nn.Embedding(1, 8)  # does not read the image
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.between, self.norm, self.head = nn.BatchNorm1d(8), nn.LayerNorm(8), nn.Identity()
