@@ -22,6 +22,7 @@ from classlens.report import words
 from classlens.report.choose import choose_all
 from classlens.report.collect import Collected, Record, Subject, collect
 from classlens.report.draw import draw, legend
+from classlens.report.groups import EXAMPLES, group_findings, groups
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
 
@@ -73,11 +74,15 @@ def report(
         name, why = next(iter(collected.skipped.items()))
         raise DataError(f"none of {count(len(items), 'picture')} could be used; the first, {name}: {why}")
     chosen = choose_all(collected.records, top)
-    drawn = draw(subject, chosen.wanted(), progress)
-    findings = words.findings(collected.records, subject.name)
+    found = groups(subject, collected.records, seed, progress)[:top]
+    examples: dict[str, tuple[Record, list[int]]] = {
+        record.item.name: (record, []) for group in found for record in group.records[:EXAMPLES]
+    }
+    drawn = draw(subject, {**examples, **chosen.wanted()}, progress)
+    findings = [*group_findings(found), *words.findings(collected.records, subject.name)]
     notes = _notes(subject, collected)
     about = _about(subject, collected, notes, len(items), command, time.perf_counter() - begun)
-    write_text(path, page(about, findings, collected, chosen, drawn, subject.name))
+    write_text(path, page(about, findings, collected, chosen, drawn, subject.name, found))
     return Report(path, tuple(findings), notes, collected)
 
 
