@@ -25,6 +25,7 @@ from classlens.report import measure
 from classlens.report.collect import Subject
 from classlens.report.hide import as_many_others, hide
 from classlens.report.measure import Bools, Floats
+from classlens.report.spots import smoothed
 from classlens.report.truth import Labels
 
 Counts = NDArray[np.int64]
@@ -64,6 +65,14 @@ class Row:
     correlation: float  # of the cells, with their sign
     overlap: float  # of the evidence for the class
     object: Floats | None = None  # (16,16): which share of each cell the object covers
+
+    @property
+    def change(self) -> Floats:
+        """(16,16): what B finds more of in each cell than A: the evidence, counted with the probability of the class.
+
+        A map of a class that a network does not find still lies somewhere, and must not count as much.
+        """
+        return weighted_change(self.grids, (self.a.probability, self.b.probability))
 
     @property
     def moved(self) -> float:
@@ -201,17 +210,19 @@ def _row(
     if not all(found.sum() > 0 for found in sums):  # all of it lies where the other network does not look
         return None
     grids = [found / found.sum() for found in sums]
-    signed = [seen.frame.cells(which, found) for which, found in enumerate(evidence)]
-    gained, lost = strongest_gain(grids[1] - grids[0]), strongest_gain(grids[0] - grids[1])
+    signed = [seen.frame.cells(which, one) for which, one in enumerate(evidence)]
+    probabilities = [side.probabilities(x)[row] for side, x in zip(both.sides, logits, strict=True)]
+    found = [float(one[output]) for one, output in zip(probabilities, pair, strict=True)]
+    change = weighted_change((grids[0], grids[1]), (found[0], found[1]))
+    gained, lost = strongest_gain(change), strongest_gain(-change)
     others = as_many_others(gained | lost, both.a.seed, seen.item.name)
     masks = [_mask(both, which, seen, pair[which], without_mask) for which in (0, 1)]
-    probabilities = [side.probabilities(x)[row] for side, x in zip(both.sides, logits, strict=True)]
     sides = []
     for which, share in enumerate((one, other)):
         without = hidden_probabilities(both, which, seen, [gained, lost, others], pair[which])
         sides.append(
             Side(
-                probability=float(probabilities[which][pair[which]]),
+                probability=found[which],
                 border=seen.frame.border(which, share),
                 half=float(measure.half_cells(grids[which]).mean()),
                 against=measure.against(evidence[which]),
@@ -222,7 +233,7 @@ def _row(
                 without_others=without[2],
             )
         )
-    said = tuple(side.name(int(found.argmax())) for side, found in zip(both.sides, probabilities, strict=True))
+    said = tuple(side.name(int(one.argmax())) for side, one in zip(both.sides, probabilities, strict=True))
     return Row(
         item=seen.item,
         name=both.a.name(pair[0]),
@@ -238,6 +249,11 @@ def _row(
     )
 
 
+def weighted_change(grids: tuple[Floats, Floats], probabilities: tuple[float, float]) -> Floats:
+    """The evidence of B minus that of A, each counted with the probability of the class."""
+    return probabilities[1] * grids[1] - probabilities[0] * grids[0]
+
+
 def strongest_gain(change: Floats) -> Bools:
     """The cells that gained most, with their neighbours: a twentieth of the picture.
 
@@ -248,13 +264,6 @@ def strongest_gain(change: Floats) -> Bools:
     chosen = np.zeros(change.size, bool)
     chosen[order[: max(1, round(GAINED * change.size))]] = True
     return chosen.reshape(change.shape)
-
-
-def smoothed(grid: Floats) -> Floats:
-    """The mean over each cell (of the last two axes) and its eight neighbours: maps are coarse."""
-    padded = np.pad(grid, [(0, 0)] * (grid.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
-    height, width = grid.shape[-2:]
-    return np.asarray(sum(padded[..., y : y + height, x : x + width] for y in range(3) for x in range(3)) / 9)
 
 
 @torch.no_grad()

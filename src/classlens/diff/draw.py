@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from classlens.data.images import to_image
-from classlens.diff.collect import Both, Row, Seen, read, smoothed
+from classlens.diff.collect import Both, Row, Seen, read
 from classlens.diff.places import Place, cells_of
 from classlens.methods import resolve
 from classlens.progress import Progress
@@ -18,6 +18,7 @@ from classlens.render import RGB, overlay, pixels_of
 from classlens.render.html import jpeg
 from classlens.render.outlines import OUTLINE, edge
 from classlens.report import measure
+from classlens.report.spots import smoothed
 
 _SIDE, _CROP, _QUALITY = 224, 120, 84
 _RIM = 2  # cells
@@ -66,7 +67,7 @@ def _row(both: Both, row: Row) -> Drawn:
 
 def crop(both: Both, row: Row, place: Place) -> bytes:
     """The part of a picture where a place gained most, with a rim, so that one sees what it belongs to."""
-    change = (row.grids[1] - row.grids[0]) * (1 if place.appeared else -1)
+    change = row.change * (1 if place.appeared else -1)
     chosen = cells_of(row, place.appeared) if place.cells is None else place.cells
     y, x = np.unravel_index(np.where(chosen, smoothed(change), -np.inf).argmax(), chosen.shape)
     near = np.zeros_like(chosen)

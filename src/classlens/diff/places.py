@@ -1,8 +1,9 @@
 """Places at which evidence gathered or vanished in many pictures of a class, and whether they decide.
 
-A place is a connected group of cells of the 16 x 16 grid whose share of the evidence grew from one network to the
-other: in the same cells in all pictures, as with a watermark, a frame or a stand (`fixed`), or wherever it grew most
-in each picture (`wandering`). Each is tested on the networks: it is hidden, and so is as much elsewhere.
+A place is a connected group of cells of the 16 x 16 grid whose share of the evidence, counted with the probability of
+the class, grew from one network to the other: in the same cells in all pictures, as with a watermark or a frame
+(`fixed`), or wherever it grew most in each picture (`wandering`). Each is tested on the networks: it is hidden, and so
+is as much elsewhere.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from classlens.diff.collect import Both, Row, Seen, hidden_probabilities, read, smoothed, strongest_gain
+from classlens.diff.collect import Both, Row, Seen, hidden_probabilities, read, strongest_gain
 from classlens.diff.measures import estimated
 from classlens.evaluate.stats import Estimate
 from classlens.progress import Progress
 from classlens.report.measure import Bools, Floats
-from classlens.trust.measures import ELSEWHERE, elsewhere
+from classlens.report.spots import central, connected, elsewhere, smoothed
+from classlens.trust.measures import ELSEWHERE
 
 Falls = dict[str, tuple[float, ...]]  # picture -> what A and B lose
 
 LEAST = 6  # pictures of a class: with fewer, no place can be told from chance
 LEVEL = 0.05  # of finding a place in a class where nothing moved
+PEAK = 0.5  # of the largest gain of a cell: cells with less are no part of the place
 GREW = 0.05  # of the evidence: a smaller gain of a place is not shown
 DECIDES = 0.1  # of the probability: what hiding a place must cost more than hiding as much elsewhere
 _FLIPS = 1000
@@ -37,7 +40,7 @@ class Place:
     name: str  # of the class
     appeared: bool
     cells: Bools | None  # the same in all pictures; None: another place in each
-    before: float  # share of the evidence there, by A
+    before: float  # share of the evidence there, counted with the probability of the class, by A
     after: float  # and by B
     gain: Estimate  # of B over A, or of A over B
     falls: tuple[Estimate, Estimate]  # probability lost without the place beyond that without as much elsewhere: A, B
@@ -57,7 +60,7 @@ class Place:
             return False
         if self.on_object is not None:
             return self.on_object < 0.5
-        return self.cells is not None and not _central(self.cells)
+        return self.cells is not None and not central(self.cells)
 
 
 def places(both: Both, rows: Sequence[Row], seed: int, progress: Progress) -> list[Place]:
@@ -75,7 +78,7 @@ def places(both: Both, rows: Sequence[Row], seed: int, progress: Progress) -> li
 
 
 def _of_class(both: Both, group: list[Row], appeared: bool, seed: int) -> list[Place]:
-    change = np.stack([row.grids[1] - row.grids[0] for row in group]) * (1 if appeared else -1)
+    change = np.stack([row.change for row in group]) * (1 if appeared else -1)
     cells = gathered(change, seed)
     if cells is not None:
         place = _fixed(both, group, appeared, cells, seed)
@@ -99,24 +102,8 @@ def gathered(change: Floats, seed: int) -> Bools | None:
     if not chosen.any():
         return None
     shape = (change.shape[1], change.shape[2])
-    return max(_connected(chosen.reshape(shape)), key=lambda part: float(change.mean(0)[part].sum()))
-
-
-def _connected(chosen: Bools) -> list[Bools]:
-    """The groups of cells that touch at a side."""
-    left = {(int(y), int(x)) for y, x in np.argwhere(chosen)}
-    parts = []
-    while left:
-        part, edge = np.zeros_like(chosen), [left.pop()]
-        while edge:
-            y, x = edge.pop()
-            part[y, x] = True
-            for near in ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)):
-                if near in left:
-                    left.remove(near)
-                    edge.append(near)
-        parts.append(part)
-    return parts
+    chosen &= mean >= PEAK * mean.max()  # what gained little beside the peak would hide where it is
+    return max(connected(chosen.reshape(shape)), key=lambda part: float(change.mean(0)[part].sum()))
 
 
 def _fixed(both: Both, group: list[Row], appeared: bool, cells: Bools, seed: int) -> Place:
@@ -154,7 +141,7 @@ def _place(group: list[Row], appeared: bool, cells: Bools | None, falls: Falls, 
     parts = {row.item.name: cells_of(row, appeared) if cells is None else cells for row in group}
 
     def share(row: Row, which: int) -> float:
-        return float(row.grids[which][parts[row.item.name]].sum())
+        return (row.a, row.b)[which].probability * float(row.grids[which][parts[row.item.name]].sum())
 
     def fall(row: Row, which: int) -> float | None:
         return falls[row.item.name][which] if row.item.name in falls else None
@@ -164,9 +151,7 @@ def _place(group: list[Row], appeared: bool, cells: Bools | None, falls: Falls, 
         return None if found is None else sign * (found[1] - found[0])
 
     covered = [
-        _on_object(row.object, sign * (row.grids[1] - row.grids[0]) * parts[row.item.name])
-        for row in group
-        if row.object is not None
+        _on_object(row.object, sign * row.change * parts[row.item.name]) for row in group if row.object is not None
     ]
     return Place(
         name=group[0].name,
@@ -193,10 +178,4 @@ def _on_object(covered: Floats, change: Floats) -> float:
 
 def cells_of(row: Row, appeared: bool) -> Bools:
     """Where the evidence of a picture grew most from A to B, or from B to A."""
-    return strongest_gain((row.grids[1] - row.grids[0]) * (1 if appeared else -1))
-
-
-def _central(cells: Bools) -> bool:
-    """Whether the middle of a place lies in the middle half of the picture, where objects usually are."""
-    middle = np.argwhere(cells).mean(0) + 0.5
-    return bool((abs(middle - np.array(cells.shape) / 2) < np.array(cells.shape) / 4).all())
+    return strongest_gain(row.change * (1 if appeared else -1))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from classlens.diff.collect import Collected, Row
 from classlens.diff.places import Place
 from classlens.evaluate.stats import Estimate
-from classlens.report.measure import Bools
+from classlens.report.spots import ninth
 from classlens.report.words import Finding, count, percent
 
-_THIRDS = ("top", "centre", "bottom"), ("left", "centre", "right")
 _UNSIGNED = ("moved", "predictions")  # shares of everything; the others are changes
 
 
@@ -40,16 +37,9 @@ def measure_text(name: str, found: Estimate) -> str:
     return interval(found, name not in _UNSIGNED)
 
 
-def where(cells: Bools) -> str:
-    """The ninth of the picture in which a place has its middle: `bottom-left`."""
-    middle = (np.argwhere(cells).mean(0) + 0.5) / np.array(cells.shape) * 3
-    row, column = (names[min(2, int(x))] for names, x in zip(_THIRDS, middle, strict=True))
-    return row if row == column else f"{row}-{column}"
-
-
 def place_title(place: Place) -> str:
     """`Shortcut appeared: pug, bottom-left`."""
-    spot = "a different place in each picture" if place.cells is None else where(place.cells)
+    spot = "a different place in each picture" if place.cells is None else ninth(place.cells)
     kind = "Shortcut" if place.shortcut else "Place that decides" if place.decides else "Evidence"
     verb = "appeared" if place.appeared else "gone"
     if kind == "Evidence":
@@ -60,12 +50,12 @@ def place_title(place: Place) -> str:
 def place_sentence(place: Place, names: Sequence[str]) -> str:
     """Where the evidence went, what the network loses without the place, and what speaks against the object."""
     size = "" if place.cells is None else f" of the picture ({percent(float(place.cells.mean()))} of its area)"
-    spot = "at the places of the largest change" if place.cells is None else f"in the {where(place.cells)}{size}"
+    spot = "at the places of the largest change" if place.cells is None else f"in the {ninth(place.cells)}{size}"
     text = (
         f"In {count(len(place.rows), 'picture')}, {names[0]} has {percent(place.before)} of its evidence for "
-        f"{place.name} {spot}, {names[1]} {percent(place.after)}. Hiding it, rather than as much elsewhere, costs "
-        f"{names[0]} {interval(place.falls[0], signed=False)} of the probability of {place.name}, and {names[1]} "
-        f"{interval(place.falls[1], signed=False)}."
+        f"{place.name} {spot}, {names[1]} {percent(place.after)}, counted with the probability. Hiding it, rather than "
+        f"as much elsewhere, costs {names[0]} {interval(place.falls[0], signed=False)} of the probability of "
+        f"{place.name}, and {names[1]} {interval(place.falls[1], signed=False)}."
     )
     if place.on_object is not None:
         text += f" Of what {'came' if place.appeared else 'left'}, {percent(place.on_object)} lies on the object."
@@ -121,7 +111,7 @@ def _shortcuts(places: Sequence[Place], names: Sequence[str]) -> list[Finding]:
 def _shortcut(place: Place, names: Sequence[str]) -> Finding:
     user, other = (1, 0) if place.appeared else (0, 1)
     share = (place.before, place.after)
-    spot = "at a different place in each picture" if place.cells is None else f"in the {where(place.cells)}"
+    spot = "at a different place in each picture" if place.cells is None else f"in the {ninth(place.cells)}"
     text = (
         f"{names[user]} has {percent(share[user])} of its evidence for {place.name} {spot}, {names[other]} "
         f"{percent(share[other])}. Hiding it costs {names[user]} {interval(place.falls[user], signed=False)} of the "

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from classlens.data.layouts import Dataset, Item
 from classlens.data.masks import Mask
@@ -55,6 +57,15 @@ class Hidden:
     instead: int | None = None  # the prediction with the object hidden
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The map and the picture, small enough to keep."""
+
+    grid: measure.Floats  # (16,16) shares of the evidence
+    look: NDArray[np.float16]  # (3,32,32) in [0,1]
+    covered: measure.Floats | None = None  # (16,16): which share of each cell the object covers; None without a mask
+
+
 @dataclass(frozen=True)
 class Record:
     """The prediction for one image, and where its evidence lies."""
@@ -69,6 +80,7 @@ class Record:
     true_class: int | None
     where: Where
     hidden: Hidden
+    seen: Seen | None = None
 
     @property
     def right(self) -> bool | None:
@@ -190,10 +202,11 @@ def _records(subject: Subject, batch: Sequence[Read], skipped: dict[str, str]) -
             labels.truth(item, mask),
             _where(evidence, share, shown),
             _hidden(subject, item, image, share, shown, predicted),
+            _seen(subject, image, share, shown),
         )
 
 
-def _record(item: Item, probability: Tensor, truth: Truth, where: Where, hidden: Hidden) -> Record:
+def _record(item: Item, probability: Tensor, truth: Truth, where: Where, hidden: Hidden, seen: Seen) -> Record:
     (first, second), (predicted, runner_up) = (found.tolist() for found in probability.topk(2))
     true_class = max(truth.outputs, key=lambda index: float(probability[index]), default=None)
     return Record(
@@ -207,7 +220,14 @@ def _record(item: Item, probability: Tensor, truth: Truth, where: Where, hidden:
         true_class=true_class,
         where=where,
         hidden=hidden,
+        seen=seen,
     )
+
+
+def _seen(subject: Subject, image: Tensor, share: measure.Floats, mask: Mask | None) -> Seen:
+    grid = measure.cells(share)
+    small = adaptive_avg_pool2d(subject.model.preprocess.restore(image), (2 * grid.shape[0], 2 * grid.shape[1]))
+    return Seen(grid, small.cpu().numpy().astype(np.float16), None if mask is None else measure.covered(mask))
 
 
 def _where(evidence: measure.Floats, share: measure.Floats, mask: Mask | None) -> Where:

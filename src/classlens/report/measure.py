@@ -57,6 +57,13 @@ def area(mask: Mask) -> float | None:
     return float((labelled & (mask > 0)).sum() / labelled.sum()) if labelled.any() else None
 
 
+def covered(mask: Mask) -> Floats:
+    """Which share of the labelled pixels of each cell (16,16) the object covers."""
+    known = mask != IGNORE
+    labelled, found = cells(known.astype(float)), cells((known & (mask > 0)).astype(float))
+    return np.asarray(np.divide(found, labelled, out=np.zeros_like(found), where=labelled > 0))
+
+
 def frame(height: int, width: int, width_of_frame: float = FRAME) -> Bools:
     """The border of the image: the outer tenth of its height above and below, and of its width left and right.
 

@@ -12,6 +12,7 @@ from classlens.report.choose import Chosen
 from classlens.report.collect import Collected, Record
 from classlens.report.draw import Drawn
 from classlens.report.entries import Writer, class_table, instead_table, picture_table
+from classlens.report.groups import Group, group_entry
 from classlens.report.made_of import MadeOf
 from classlens.report.words import Finding, Names, count, percent
 
@@ -34,7 +35,7 @@ class About:
 
 def page(
     about: About, findings: Sequence[Finding], collected: Collected, chosen: Chosen, drawn: Mapping[str, Drawn],
-    names: Names, made_of: MadeOf | None = None,
+    names: Names, groups: Sequence[Group] = (), made_of: MadeOf | None = None,
 ) -> str:  # fmt: skip
     """The HTML of the page."""
     records = collected.records
@@ -46,6 +47,7 @@ def page(
         "confused": write.pairs(chosen.pairs, chosen.labelled),
         "instead": instead_table(records, names),
         "shown": write.classes(chosen.shown),
+        "groups": [group_entry(group, drawn) for group in groups],
     }
     text = pages("report").get_template("page.html").render(
         entries, about=about, findings=findings, sections=_sections(chosen, entries, made_of), made_of=made_of,
@@ -60,6 +62,7 @@ def page(
 def _sections(chosen: Chosen, entries: Mapping[str, Any], made_of: MadeOf | None) -> dict[str, str]:
     """The non-empty sections, by their anchors."""
     headings = {
+        "groups": ("Groups of pictures", entries["groups"]),
         "object": ("Off the object", chosen.off_object),
         "hidden": ("Without the object", chosen.same),
         "border": ("On the border", chosen.border),

@@ -22,6 +22,7 @@ from classlens.report import words
 from classlens.report.choose import choose_all
 from classlens.report.collect import Collected, Record, Subject, collect
 from classlens.report.draw import draw, legend
+from classlens.report.groups import EXAMPLES, group_findings, groups
 from classlens.report.made_of import made_of
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
@@ -76,14 +77,18 @@ def report(
         name, why = next(iter(collected.skipped.items()))
         raise DataError(f"none of {count(len(items), 'picture')} could be used; the first, {name}: {why}")
     chosen = choose_all(collected.records, top)
-    drawn = draw(subject, chosen.wanted(), progress)
+    alike = groups(subject, collected.records, seed, progress)[:top]
+    examples: dict[str, tuple[Record, list[int]]] = {
+        record.item.name: (record, []) for group in alike for record in group.records[:EXAMPLES]
+    }
+    drawn = draw(subject, {**examples, **chosen.wanted()}, progress)
     found = None if concepts is None else made_of(subject, chosen.views, chosen.pairs, top, concepts, progress)
-    findings = words.findings(collected.records, subject.name)
+    findings = [*group_findings(alike), *words.findings(collected.records, subject.name)]
     notes = _notes(subject, collected)
     about = _about(subject, collected, notes, len(items), command, time.perf_counter() - begun)
     if found is not None:
         about = replace(about, made=about.made | {"concepts": found.made})
-    write_text(path, page(about, findings, collected, chosen, drawn, subject.name, found))
+    write_text(path, page(about, findings, collected, chosen, drawn, subject.name, alike, found))
     return Report(path, tuple(findings), notes, collected)
 
 

@@ -23,6 +23,7 @@ from classlens.progress import ticker
 from classlens.render.words import shares
 from classlens.report.hide import hide
 from classlens.report.measure import Bools, Floats, cells, half_cells, pixels, positive_shares
+from classlens.report.spots import elsewhere
 from classlens.trust.subject import Subject
 
 AREAS = (0.15, 0.3)  # of the picture: how much is removed or kept
@@ -169,17 +170,6 @@ def marked(grid: Floats, area: float, seed: int) -> Bools:
     count = max(1, round(area * grid.size))
     order = ranks(torch.from_numpy(grid)[None], seed)[0].numpy()
     return np.asarray(order >= grid.size - count)
-
-
-def elsewhere(chosen: Bools, count: int, seed: int) -> list[Bools]:
-    """The same shape at other places: moved (around the border) or mirrored, with the least overlap.
-
-    As many single cells would be a weaker test: their neighbours tell what they held.
-    """
-    rows, columns = chosen.shape
-    moves = np.random.default_rng(seed).permutation(2 * rows * columns)  # equal overlaps: in random order
-    places = [np.roll(chosen[:, :: 1 - 2 * (m % 2)], (m // 2 // columns, m // 2 % columns), (0, 1)) for m in moves]
-    return sorted(places, key=lambda place: int((place & chosen).sum()))[:count]
 
 
 # ------------------------------------------------------------------------------------------------- similar maps
