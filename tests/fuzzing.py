@@ -116,6 +116,7 @@ def _flat(t: Tensor) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------ the verdict
 
 # The published equations share a sum by a / (a + b), which has no bound: in float32, rounding decides their maps.
+# The release also adds 1e-9 to each divisor, so that a mean and a sum divided by the number are not quite the same.
 PUBLISHED = {"agf-paper", "agf-release"}
 INDEPENDENT = {"gradient", "gradient-x-input", "integrated-gradients", "lrp", "lrp-ab"}
 # attnlrp has one gamma for convolutions and another for linear layers: a 1x1 convolution that is written as a linear
@@ -155,7 +156,7 @@ def verdict(plan: Plan, method: str) -> str:
             e = classlens.explain(awkward(plan), images, target, method, **OPTIONS.get(method, {}))
     except ClasslensError as error:
         return f"refused: {error}"
-    limit = 1e-6 if plan.dtype == "float64" else 1e-2
+    limit = 1e-2 if plan.dtype != "float64" else 1e-4 if method == "agf-release" else 1e-6
     distance = max(_distance(found, own) for found, own in zip(e.maps[:, 0].double(), wanted, strict=True))
     return "equal" if distance <= limit else f"off by {distance:.2g}"
 
