@@ -59,7 +59,8 @@ def test_a_shortcut_that_appeared_is_found_named_and_shown(cheated: Diff) -> Non
         assert place.cells is not None
         assert place.cells[0, 0]  # the tag covers 4 of 40 pixels
         assert place.cells.sum() <= 6
-        assert (place.before, place.after) == (pytest.approx(0, abs=0.01), pytest.approx(0.97, abs=0.01))
+        assert place.before < 0.01
+        assert place.after > 0.8
         assert place.on_object == 0
         assert place.excess.low > 0.5
     assert cheated.failed == ("appeared>0", "border.low > 0.5")

@@ -202,37 +202,22 @@ def _row(
     both: Both, seen: Seen, pair: tuple[int, int], evidence: tuple[Floats, Floats], logits: Sequence[Tensor], row: int,
     without_mask: dict[str, str],
 ) -> Row | None:  # fmt: skip
-    shares = [measure.positive_shares(one) for one in evidence]
-    one, other = shares
+    one, other = (measure.positive_shares(found) for found in evidence)
     if one is None or other is None:
         return None
     sums = [seen.frame.cells(which, share) for which, share in enumerate((one, other))]
     if not all(found.sum() > 0 for found in sums):  # all of it lies where the other network does not look
         return None
-    grids = [found / found.sum() for found in sums]
-    signed = [seen.frame.cells(which, one) for which, one in enumerate(evidence)]
+    grids = (sums[0] / sums[0].sum(), sums[1] / sums[1].sum())
+    signed = [seen.frame.cells(which, found) for which, found in enumerate(evidence)]
     probabilities = [side.probabilities(x)[row] for side, x in zip(both.sides, logits, strict=True)]
-    found = [float(one[output]) for one, output in zip(probabilities, pair, strict=True)]
-    change = weighted_change((grids[0], grids[1]), (found[0], found[1]))
-    gained, lost = strongest_gain(change), strongest_gain(-change)
-    others = as_many_others(gained | lost, both.a.seed, seen.item.name)
+    found = (float(probabilities[0][pair[0]]), float(probabilities[1][pair[1]]))
+    parts = _parts(both, seen, weighted_change(grids, found))
     masks = [_mask(both, which, seen, pair[which], without_mask) for which in (0, 1)]
-    sides = []
-    for which, share in enumerate((one, other)):
-        without = hidden_probabilities(both, which, seen, [gained, lost, others], pair[which])
-        sides.append(
-            Side(
-                probability=found[which],
-                border=seen.frame.border(which, share),
-                half=float(measure.half_cells(grids[which]).mean()),
-                against=measure.against(evidence[which]),
-                elsewhere=seen.frame.outside(which, share),
-                inside=_inside(seen, which, share, masks[which]),
-                without_gained=without[0],
-                without_lost=without[1],
-                without_others=without[2],
-            )
-        )
+    sides = [
+        _side(both, which, seen, parts, pair, found[which], share, evidence[which], masks[which])
+        for which, share in enumerate((one, other))
+    ]
     said = tuple(side.name(int(one.argmax())) for side, one in zip(both.sides, probabilities, strict=True))
     return Row(
         item=seen.item,
@@ -242,10 +227,34 @@ def _row(
         right=_right(both, seen.item, masks, probabilities),
         a=sides[0],
         b=sides[1],
-        grids=(grids[0], grids[1]),
+        grids=grids,
         correlation=_correlation(*signed),
         overlap=float(np.minimum(*grids).sum()),
         object=None if masks[0] is None else _coverage(seen.frame, masks[0]),
+    )
+
+
+def _parts(both: Both, seen: Seen, change: Floats) -> list[Bools]:
+    """What is hidden in a picture: where B found more, where A did, and as many other cells."""
+    gained, lost = strongest_gain(change), strongest_gain(-change)
+    return [gained, lost, as_many_others(gained | lost, both.a.seed, seen.item.name)]
+
+
+def _side(
+    both: Both, which: int, seen: Seen, parts: Sequence[Bools], pair: tuple[int, int], probability: float,
+    share: Floats, evidence: Floats, mask: Mask | None,
+) -> Side:  # fmt: skip
+    without = hidden_probabilities(both, which, seen, parts, pair[which])
+    return Side(
+        probability=probability,
+        border=seen.frame.border(which, share),
+        half=float(measure.half_cells(seen.frame.cells(which, share)).mean()),
+        against=measure.against(evidence),
+        elsewhere=seen.frame.outside(which, share),
+        inside=_inside(seen, which, share, mask),
+        without_gained=without[0],
+        without_lost=without[1],
+        without_others=without[2],
     )
 
 

@@ -80,20 +80,13 @@ def diff(
     The networks may have different preprocessing and classes; classes match by name. `classes` are those in question,
     by default those that either network predicts.
     """
-    begun, path = time.perf_counter(), Path(out)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: give a file name, such as {path / 'diff.html'}")
-    if not 1 <= top <= TOP_MOST:
-        raise SettingsError(f"a section cannot have {top} entries; give 1 to {TOP_MOST}")
+    begun, path = time.perf_counter(), _checked(out, top)
     conditions = [condition(text) for text in fail_if]
     check_options(*resolve(method))
     both = _both(a, b, data, classes, method, seed)
     _check_conditions(conditions, both)
     items = both.a.dataset.select(limit, seed)
-    collected = collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress)
-    if not collected.rows:
-        name, why = next(iter(collected.skipped.items()))
-        raise DataError(f"none of {count(len(items), 'picture')} could be compared; the first, {name}: {why}")
+    collected = _some(collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress))
     found = measured(collected.rows, seed)
     spots = places(both, collected.rows, seed, progress)
     known = found | {name: Estimate(n, n, n, len(collected.rows)) for name, n in counted(spots).items()}
@@ -106,6 +99,22 @@ def diff(
     write_text(path, page(about, both, collected, found, spots[:top], most, drawn, findings, checked))
     failed = tuple(text for text, holds in checked if holds)
     return Diff(path, tuple(findings), notes, found, tuple(spots), failed, collected)
+
+
+def _checked(out: str | os.PathLike[str], top: int) -> Path:
+    path = Path(out)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give a file name, such as {path / 'diff.html'}")
+    if not 1 <= top <= TOP_MOST:
+        raise SettingsError(f"a section cannot have {top} entries; give 1 to {TOP_MOST}")
+    return path
+
+
+def _some(collected: Collected) -> Collected:
+    if not collected.rows:
+        name, why = next(iter(collected.skipped.items()))
+        raise DataError(f"no picture could be compared; the first, {name}: {why}")
+    return collected
 
 
 def _by_move(row: Row) -> tuple[float, str]:

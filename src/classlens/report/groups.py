@@ -93,7 +93,7 @@ class Group:
         if self.cluster.on_object is not None:
             text += f" {percent(self.cluster.on_object)} of the evidence there lies on the object."
         if self.alarming:
-            return f"{text} These pictures may be decided by something that the object does not need: look at them."
+            return f"{text} Something other than the object may decide these pictures: look at them."
         return text if self.decides else f"{text} The place matters little."
 
 
