@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.core.capture import record
 from classlens.errors import MethodError
-from classlens.methods.cam import apart_from_similar
+from classlens.methods.cam import _cancels, apart_from_similar
 from classlens.methods.featuremaps import feature_map, spatial_cuts
 from goldens import distance, load, stored, targets
 from networks import build, pictures
@@ -384,3 +384,31 @@ def test_terms_that_cancel_are_said() -> None:
     e = classlens.explain(model, x, 1, "odam", layer="patches")
     assert [note for note in e.report.warnings if "rounding decides" in note]
     assert not classlens.explain(build("plain"), x, 1, "odam").report.warnings
+
+
+def test_terms_cancel_if_every_position_of_an_image_does() -> None:
+    """Up to a hundred times the precision; one image of a batch is enough, a map of zeros is none."""
+    eps = torch.finfo(torch.float32).eps
+    ones = torch.ones(1, 2, 3, 2, 2)  # (K,B,C,h,w)
+
+    def cancels(*sums: float) -> bool:
+        """Terms 1, -1 and a sum, the same at all positions; one sum for each image."""
+        terms = ones * torch.tensor([1.0, -1.0, 0.0]).view(3, 1, 1)
+        terms[:, :, 2] = torch.tensor(sums).view(1, 2, 1, 1)
+        return _cancels(terms, torch.ones_like(terms))
+
+    assert cancels(0.0, 0.0)
+    assert cancels(0.0, 1.0)
+    assert cancels(1.0, 150 * eps)
+    assert not cancels(1.0, 250 * eps)
+    assert not _cancels(0 * ones, ones)
+    mixed = ones * torch.tensor([1.0, -1.0, 0.0]).view(3, 1, 1)
+    mixed[..., 2, 0, 0] = 0.5
+    assert not _cancels(mixed, ones)  # one position is left
+    assert not _cancels(torch.full_like(ones, 0.1), ones)
+
+
+def test_the_note_is_there_if_one_of_several_maps_cancels() -> None:
+    """Two images are weighed at once, and their note is one."""
+    model, x = Normalised().eval(), pictures(2)
+    assert len(classlens.explain(model, x, [[0], [1]], "odam", layer="patches").report.warnings) == 1

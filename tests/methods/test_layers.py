@@ -165,7 +165,8 @@ def test_several_layers_may_read_the_image() -> None:
         (lambda y: torch.cat([y.flip(2), y.sigmoid()], 1).relu(), False), (lambda y: (y * y).relu(), False),
         (lambda y: torch.stack(y.chunk(2, 1)).relu(), False), (lambda y: F.normalize(y).flatten(1).tanh(), True),
         (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True), (lambda y: y.clamp(0, 6), True),
-        (lambda y: y.clamp(max=y.mean()), False),
+        (lambda y: y.clamp(max=y.mean()), False), (lambda y: (2 * y).relu(), True), (lambda y: (y / 3).relu(), True),
+        (lambda y: (y + 1).relu(), True), (lambda y: (2 * y) + y.relu(), False),
     ],
 )  # fmt: skip
 def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], meets: bool) -> None:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Value
+from classlens.core.capture import Value, record
+from classlens.core.rules import propagate, rule_for
 from classlens.core.rules.products import divided_among
+from classlens.core.rules.propagate import images_in
 from classlens.errors import UnsupportedOp
-from steps import back
+from steps import Does, back
 
 W, C = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-1.0, 4.0]]).double(), torch.tensor([5.0, -6.0]).double()
 X = torch.tensor([[1.0, -2.0, 0.5]]).double()
@@ -96,6 +98,44 @@ def test_the_signal_gets_all_wherever_it_stands() -> None:
         lambda x: x[:, :1].mean(3, keepdim=True) * x[:, 1:],  # broadcast: a gate, whatever its values
     ):
         assert torch.allclose(back(do, TWO, ONE), expected)
+
+
+# For each image: two factors of 2x3 places; which of them lie within [0,1].
+FACTORS = torch.tensor([
+    [[[0.0, 1.0, 0.5], [0.2, 1.0, 0.0]], [[3.0, -1.0, 0.5], [2.0, 2.0, 0.3]]],  # the first
+    [[[0.5, 0.2, 0.3], [0.1, 0.6, 1.1]], [[0.0, 1.0, 0.4], [0.3, 0.9, 0.7]]],  # the second
+    [[[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [[0.0, 1.0, 0.4], [0.3, 0.9, 0.7]]],  # both
+    [[[0.5, 0.2, 0.3], [0.1, 0.6, 9.0]], [[0.3, 0.9, 0.4], [-5.0, 0.2, 0.7]]],  # none
+])  # fmt: skip
+PARTS = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda x: x[:, :1] * x[:, 1:],
+        lambda x: (x[:, :1].transpose(0, 2) * x[:, 1:].transpose(0, 2)).transpose(0, 2),  # images on the third axis
+        lambda x: (x[:, 0].flatten(0, 1) * x[:, 1].flatten(0, 1)).view(-1, 1, 2, 3),  # two rows for each image
+        lambda x: torch.einsum("bchw,bchw->bchw", x[:, :1], x[:, 1:]),
+    ],
+    ids=["first axis", "third axis", "rows", "einsum"],
+)
+@pytest.mark.parametrize("chosen", [[0, 1, 2, 3], [0], [1], [2], [3], [2, 3], [3, 0], [0, 0], [2, 1]])
+def test_the_gate_is_told_for_each_image(do: Callable[[Tensor], Tensor], chosen: list[int]) -> None:
+    """What the other images of a batch hold makes no difference."""
+    relevance = 1 + torch.arange(6.0 * len(chosen)).view(-1, 1, 2, 3)
+    found = back(do, FACTORS[chosen], relevance)
+    torch.testing.assert_close(found, relevance * PARTS[chosen][:, :, None, None])
+
+
+def test_a_sweep_leaves_no_images_behind() -> None:
+    """A gate that is looked at outside of a sweep is one image, whatever ran before."""
+    back(lambda x: x[:, :1] * x[:, 1:], FACTORS, torch.ones(4, 1, 2, 3))
+    assert images_in(Value(ONE, None, ONE.shape)) is None
+    tape = record(Does(lambda x: x[:, :1] * x[:, 1:]).eval(), FACTORS)
+    assert images_in(tape.image) is None
+    propagate(tape, {tape.output: torch.ones(1, 4, 1, 2, 3)}, rule_for)
+    assert images_in(tape.image) is None
 
 
 def test_equal_factors_get_half_each() -> None:

@@ -18,7 +18,7 @@ from classlens.errors import CaptureError
 from classlens.methods import METHODS, Case
 from classlens.methods.agf import terms
 from classlens.methods.agf.balanced import Magnitudes, probabilities
-from classlens.methods.agf.published import Published
+from classlens.methods.agf.published import Published, _reached
 from classlens.methods.agf.streams import open_streams
 from classlens.methods.layers import head_layers
 from steps import Does
@@ -163,3 +163,15 @@ def test_values_are_freed_behind_the_last_sweep(method: str) -> None:
     METHODS[method].run(one)
     with pytest.raises(CaptureError, match="was freed"):
         _ = one.tape.nodes[3].outputs[0].tensor
+
+
+@pytest.mark.parametrize("places", [(), (3,), (3, 3), (2, 3, 3)])
+def test_a_layer_that_no_relevance_reaches_gets_no_share(places: tuple[int, ...]) -> None:
+    """For each class and image: the shift alone would give it some."""
+    share, relevance = torch.rand(2, 3, 4, *places) + 1, torch.zeros(2, 3, 5, *places)
+    relevance[0, 1], relevance[1, 0], relevance[1, 2, -1] = -1.0, 2.0, 0.5
+    reached = torch.tensor([[False, True, False], [True, False, True]])
+    found = _reached(share, relevance)
+    assert torch.equal(found[reached], share[reached])
+    assert not found[~reached].any()
+    assert torch.equal(_reached(share, relevance + 3), share)

@@ -40,6 +40,23 @@ def test_factorisation_in_float32_is_as_good_as_its_input() -> None:
     assert (single - exact).norm() / exact.norm() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_means_that_differ_by_rounding_have_no_factor(dtype: torch.dtype) -> None:
+    """The gradient before an average over all positions is the same everywhere: nothing tells them apart."""
+    same = random(2, 6, 1, 1).to(dtype).expand(2, 6, 4, 3)
+    phi = random(3, 2, 1, 4, 3, seed=1).to(dtype)
+    rounding = torch.where(random(2, 6, 4, 3, seed=2) > 0, 1.0, 1.0 - 2 * torch.finfo(dtype).eps).to(dtype)
+    for y in (same, same * rounding):
+        assert not agf.factorised(y, phi, PAPER).any()
+    little = same * (1 + 1e-3 * random(2, 6, 4, 3, seed=2).to(dtype))
+    assert torch.allclose(agf.factorised(little, phi, PAPER).amax((2, 3, 4)), torch.ones((), dtype=dtype))
+
+
+def test_means_of_one_set_alone_are_no_equal_means() -> None:
+    y, phi = random(2, 6, 4, 3), random(1, 2, 1, 4, 3, seed=1).abs()
+    assert agf.factorised(y, phi, PAPER).amax((2, 3, 4)).min() > 0.99
+
+
 @pytest.mark.parametrize(("formula", "spread"), [(RELEASE, 0.1), (PAPER, 0.01)])
 def test_features_that_are_alike_need_float64_inside(formula: agf.Formula, spread: float) -> None:
     """The two means are nearly parallel: solved in float32, nothing of the answer is left."""

@@ -225,8 +225,19 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     weights = _over_channels(rows, h)  # (K,B,3,N)
     b, f, difference = weights.unbind(2)
     factor = torch.where((f > 0) & (b > 0), difference, f.clamp(min=0) - b.clamp(min=0)).clamp(min=0)
+    if formula.ridge == 0:  # nothing tells equal means apart, but rounding would, and the division by the maximum
+        factor = factor * ~_equal_means(means, y.dtype)
     factor = factor.reshape(partition.shape)
     return normalised(factor) if formula.normalise_factors else factor
+
+
+def _equal_means(means: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K,B,1): whether background and foreground have the same mean feature (K,B,C,2), up to the rounding of a dtype.
+
+    So it is with the gradient of a layer whose output is averaged over positions: it is the same everywhere.
+    """
+    back, front = means.unbind(-1)
+    return (front - back).norm(dim=-1, keepdim=True) <= 64 * torch.finfo(dtype).eps * front.norm(dim=-1, keepdim=True)
 
 
 def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
