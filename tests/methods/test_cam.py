@@ -389,7 +389,7 @@ def test_terms_that_cancel_are_said() -> None:
 def test_terms_cancel_if_every_position_of_an_image_does() -> None:
     """Up to a hundred times the precision; one image of a batch is enough, a map of zeros is none."""
     eps = torch.finfo(torch.float32).eps
-    ones = torch.ones(1, 2, 3, 2, 2)  # (K,B,C,h,w)
+    ones = torch.ones(1, 2, 3, 4, 5)  # (K,B,C,h,w)
 
     def cancels(*sums: float) -> bool:
         """Terms 1, -1 and a sum, the same at all positions; one sum for each image."""

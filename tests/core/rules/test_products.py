@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Value, record
-from classlens.core.rules import propagate, rule_for
+from classlens.core.capture import Axis, Value, record
+from classlens.core.rules import products, propagate, rule_for
 from classlens.core.rules.products import divided_among
 from classlens.core.rules.propagate import images_in
 from classlens.errors import UnsupportedOp
@@ -126,6 +126,15 @@ def test_the_gate_is_told_for_each_image(do: Callable[[Tensor], Tensor], chosen:
     relevance = 1 + torch.arange(6.0 * len(chosen)).view(-1, 1, 2, 3)
     found = back(do, FACTORS[chosen], relevance)
     torch.testing.assert_close(found, relevance * PARTS[chosen][:, :, None, None])
+
+
+def test_if_the_images_of_one_factor_are_unknown_both_are_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (Value(FACTORS[:, k], None, FACTORS[:, k].shape) for k in range(2))
+    axis = Axis(0, torch.arange(4))
+    monkeypatch.setattr(products, "images_in", lambda value: axis if value is a else None)
+    for share in divided_among([torch.ones(1, 4, 2, 3)] * 2, [a, b]):
+        assert share is not None
+        assert torch.equal(share, torch.full((1, 4, 2, 3), 0.5))
 
 
 def test_a_sweep_leaves_no_images_behind() -> None:

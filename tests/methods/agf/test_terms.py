@@ -52,6 +52,14 @@ def test_means_that_differ_by_rounding_have_no_factor(dtype: torch.dtype) -> Non
     assert torch.allclose(agf.factorised(little, phi, PAPER).amax((2, 3, 4)), torch.ones((), dtype=dtype))
 
 
+def test_means_are_compared_relative_to_their_length_in_each_image() -> None:
+    back = torch.ones(1, 2, 512, dtype=torch.float64)
+    eps = torch.finfo(torch.float32).eps
+    front = back * torch.tensor([1 + 40 * eps, 1 + 80 * eps], dtype=torch.float64).view(1, 2, 1)
+    equal = agf._equal_means(3 * torch.stack([back, front], -1), torch.float32)
+    assert equal.tolist() == [[[True], [False]]]
+
+
 def test_means_of_one_set_alone_are_no_equal_means() -> None:
     y, phi = random(2, 6, 4, 3), random(1, 2, 1, 4, 3, seed=1).abs()
     assert agf.factorised(y, phi, PAPER).amax((2, 3, 4)).min() > 0.99
