@@ -116,6 +116,11 @@ def group_entry(group: Group, drawn: Mapping[str, Drawn]) -> GroupEntry:
     return GroupEntry(group.title, photos, maps, group.text, group.alarming)
 
 
+def group_examples(found: Sequence[Group]) -> dict[str, tuple[Record, list[int]]]:
+    """The pictures that the page shows of each group, by name, each with further classes to explain: none."""
+    return {record.item.name: (record, []) for group in found for record in group.records[:EXAMPLES]}
+
+
 def group_findings(found: Sequence[Group]) -> list[Finding]:
     """A finding for each group that alarms, at most three."""
     return [

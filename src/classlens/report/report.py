@@ -22,7 +22,7 @@ from classlens.report import words
 from classlens.report.choose import choose_all
 from classlens.report.collect import Collected, Record, Subject, collect
 from classlens.report.draw import draw, legend
-from classlens.report.groups import EXAMPLES, group_findings, groups
+from classlens.report.groups import group_examples, group_findings, groups
 from classlens.report.made_of import made_of
 from classlens.report.page import About, page
 from classlens.report.words import Finding, count
@@ -78,16 +78,12 @@ def report(
         raise DataError(f"none of {count(len(items), 'picture')} could be used; the first, {name}: {why}")
     chosen = choose_all(collected.records, top)
     alike = groups(subject, collected.records, seed, progress)[:top]
-    examples: dict[str, tuple[Record, list[int]]] = {
-        record.item.name: (record, []) for group in alike for record in group.records[:EXAMPLES]
-    }
-    drawn = draw(subject, {**examples, **chosen.wanted()}, progress)
+    drawn = draw(subject, {**group_examples(alike), **chosen.wanted()}, progress)
     found = None if concepts is None else made_of(subject, chosen.views, chosen.pairs, top, concepts, progress)
     findings = [*group_findings(alike), *words.findings(collected.records, subject.name)]
     notes = _notes(subject, collected)
     about = _about(subject, collected, notes, len(items), command, time.perf_counter() - begun)
-    if found is not None:
-        about = replace(about, made=about.made | {"concepts": found.made})
+    about = about if found is None else replace(about, made=about.made | {"concepts": found.made})
     write_text(path, page(about, findings, collected, chosen, drawn, subject.name, alike, found))
     return Report(path, tuple(findings), notes, collected)
 

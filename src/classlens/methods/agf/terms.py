@@ -237,7 +237,9 @@ def _equal_means(means: Tensor, dtype: torch.dtype) -> Tensor:
     So it is with the gradient of a layer whose output is averaged over positions: it is the same everywhere.
     """
     back, front = means.unbind(-1)
-    return (front - back).norm(dim=-1, keepdim=True) <= 64 * torch.finfo(dtype).eps * front.norm(dim=-1, keepdim=True)
+    size, difference = front.norm(dim=-1, keepdim=True), (front - back).norm(dim=-1, keepdim=True)
+    equal: Tensor = difference <= 64 * torch.finfo(dtype).eps * size
+    return equal
 
 
 def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
