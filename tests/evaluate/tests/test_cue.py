@@ -13,6 +13,7 @@ from classlens.errors import DataError
 from classlens.evaluate import Settings, options_of_tests, run
 from classlens.evaluate.store import Store
 from classlens.evaluate.tests import cue as cues
+from classlens.evaluate.tests.pointing import share_on
 from classlens.models.preprocess import Preprocess
 
 
@@ -96,9 +97,9 @@ def test_shares() -> None:
     place = torch.zeros(4, 4, dtype=torch.bool)
     place[:2] = True
     evidence = torch.full((4, 4), -1.0)
-    assert cues.share(evidence, place) == 0
+    assert share_on(evidence, place) == 0
     evidence[0, 0], evidence[3, 3] = 3.0, 1.0
-    assert cues.share(evidence, place) == 0.75
+    assert share_on(evidence, place) == 0.75
 
 
 def test_a_run_counts_pictures_whose_prediction_the_cue_decides(labelled: Path, tmp_path: Path) -> None:

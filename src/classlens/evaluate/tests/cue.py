@@ -43,6 +43,7 @@ from classlens.evaluate.registry import (
     variants_of_fields,
 )
 from classlens.evaluate.scene import Explained, Scene
+from classlens.evaluate.tests.pointing import share_on
 from classlens.evaluate.tests.sanity import layers
 from classlens.files import draw_key
 from classlens.models.network import Network
@@ -245,20 +246,13 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
         cued, other = (found.of(name)[row] for name in ("cued", "other"))
         place = torch.from_numpy(seen.mask) > 0
         scores = {
-            "on_cue": share(cued, place),
-            "other_on_cue": share(other, place),
+            "on_cue": float(share_on(cued, place)),
+            "other_on_cue": float(share_on(other, place)),
             "hit": float(place[cued == cued.max()].float().mean()) if bool((cued > 0).any()) else 0.0,
             "area": float(place.float().mean()),
         }
         values.append({"explained": last} | (scores if works[row] else dict.fromkeys(scores)))
     return values
-
-
-def share(evidence: Tensor, place: Tensor) -> float:
-    """The share of the positive part of a map (H,W) that lies on a place; 0 if nothing is positive."""
-    positive = evidence.double().clamp(min=0)
-    total = float(positive.sum())
-    return float(positive[place].sum()) / total if total > 0 else 0.0
 
 
 def _mean_of(column: str) -> Callable[[pa.Table], Floats]:

@@ -111,8 +111,13 @@ def scores(maps: Tensor, shape: str) -> tuple[Tensor, Tensor]:
 
 def share_in(evidence: Tensor, shape: str, cell: int) -> Tensor:
     """The share of the positive part of a map (H,W) that lies in a cell; 0 if nothing is positive."""
+    return share_on(evidence, inside(evidence, shape, cell))
+
+
+def share_on(evidence: Tensor, place: Tensor | tuple[slice, slice]) -> Tensor:
+    """The share of the positive part of a map (H,W) on a place (a mask, or slices); 0 if nothing is positive."""
     positive = evidence.double().clamp(min=0)
-    return positive[inside(evidence, shape, cell)].sum() / positive.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return positive[place].sum() / positive.sum().clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def inside(evidence: Tensor, shape: str, cell: int) -> tuple[slice, slice]:
