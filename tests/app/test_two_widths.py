@@ -108,13 +108,14 @@ def test_the_old_map_is_never_shown_beside_the_classes_of_a_new_picture(page, tm
     page.execute_script(
         """
         window.frames_seen = [];
-        const look = () => {
+        const note = () => {
           const shares = [...document.querySelectorAll('.bar .share')].map(share => share.innerText).join();
           const map = document.querySelector('#stage-one .evidence')?.src || '';
-          const faint = Number(getComputedStyle(document.querySelector('#stage-one')).opacity) < 0.99;
-          window.frames_seen.push([shares, map, faint]);
-          requestAnimationFrame(look);
+          window.frames_seen.push([shares, map, document.body.classList.contains('arriving')]);
         };
+        const look = () => { note(); requestAnimationFrame(look); };
+        // A quick machine may draw no frame between the choice and the answer.
+        new MutationObserver(note).observe(document.body, {attributeFilter: ['class']});
         look();
         """
     )
@@ -125,7 +126,12 @@ def test_the_old_map_is_never_shown_beside_the_classes_of_a_new_picture(page, tm
     before, after = seen[0][0], seen[-1][0]
     assert before != after
     assert [frame for frame in seen if frame[0] == after and frame[1] == old] == []
-    assert any(faint for shares, _, faint in seen if shares == before)  # dimmed from the moment it was chosen
+    assert any(arriving for shares, _, arriving in seen if shares == before)  # from the moment it was chosen
+    wait(page, lambda: not all_of(page, "body.arriving"))
+    faint = "return Number(getComputedStyle(document.querySelector('#stage-one')).opacity) < 0.5"
+    page.execute_script("classlens.dim(true)")
+    wait(page, lambda: page.execute_script(faint))
+    page.execute_script("classlens.dim(false)")
 
 
 @both
