@@ -229,6 +229,22 @@ def test_a_model_whose_noise_is_small_is_random() -> None:
         record(Noisy(0.0), torch.rand(1, 3, 4, 4))
 
 
+def test_a_model_that_remembers_its_last_input_is_refused_each_time() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.Linear(3, 2), torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            blended, self.last = x + 0.5 * self.last, x.detach()
+            return self.layer((blended * torch.arange(4.0)).mean((2, 3)))
+
+    model, images = Remembers(), torch.rand(2, 1, 3, 4, 4)
+    for image in (images[0], images[0], images[1]):  # asked twice about one image, it would seem to keep nothing
+        with pytest.raises(CaptureError, match="it is random or keeps state"):
+            record(model, image)
+
+
 def test_leaving_torch_is_refused() -> None:
     model = Tricky(lambda x: torch.from_numpy(x.detach().numpy()) + x.mean()).eval()
     with pytest.raises(CaptureError, match=r"takes a tensor out of torch \(numpy\)"):
