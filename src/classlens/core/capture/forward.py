@@ -305,8 +305,8 @@ def _remember(done: dict[Any, _Known], kind: Any, known: _Known) -> None:
 def _verify(model: nn.Module, images: Tensor, output: Picker, kind: Any, tape: Tape, known: _Known) -> None:
     """Compare with a plain forward pass, once for each model and kind of input.
 
-    They are equal bit by bit, unless a kernel that runs only without gradients rounds differently. A pass of the mirrored
-    images goes before it: a network that remembers its last input would otherwise be asked twice about the same one.
+    They are equal bit by bit, unless a kernel that runs only without gradients rounds differently. A pass of the
+    mirrored images goes before: a network that remembers its last input would otherwise be asked twice about one.
     """
     done, recorded = _recorded(model), tape.logits
     if kind in done:
