@@ -52,8 +52,8 @@ lowest: ## all tests with the lowest versions that pyproject.toml allows (torch 
 
 outside: $(VENV)/.all ## networks and tools of other libraries (transformers, monai, lightning, ...), in .venv-outside
 	$(PYTHON3) -m venv --clear --without-pip $(OUTSIDE)
-	# What .venv holds is there too: torch is not installed twice.
-	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	# What .venv holds is there too, with its own .pth files: torch is not installed twice.
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 	    > "$$($(OUTSIDE)/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth"
 	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/requirements.txt
 	PIP_CONSTRAINT= $(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/unconstrained.txt
