@@ -57,6 +57,8 @@ outside: $(VENV)/.all ## networks and tools of other libraries (transformers, mo
 	    > "$$($(OUTSIDE)/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth"
 	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/requirements.txt
 	PIP_CONSTRAINT= $(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --requirement tests/outside/unconstrained.txt
+	# It asks for an older zennit, but works with the one in constraints.txt.
+	$(PYTHON3) -m pip --python $(OUTSIDE)/bin/python install --quiet --no-deps zennit-crp==0.6.0
 	$(OUTSIDE)/bin/python -m pytest -W ignore $(or $(PYTEST_ARGS),tests/outside)
 
 fuzz: $(VENV)/.all ## 10,000 random networks: is every map right or refused? (half an hour; goes on where it was)
