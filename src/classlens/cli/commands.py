@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from classlens.cli.choose import choose
 from classlens.cli.compare import compare
 from classlens.cli.concepts import concepts
 from classlens.cli.diff import diff
@@ -96,6 +97,7 @@ app.add_typer(selfsup, name="selfsup")
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(verify)
 app.command(no_args_is_help=True)(diff)
+app.command(no_args_is_help=True)(choose)
 app.command()(ops)
 app.command()(coverage)
 
