@@ -15,7 +15,8 @@ from classlens.evaluate.stats import Estimate
 def mean_ranks(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """test -> method -> score in per cent, higher is better -> method -> its mean rank over the tests, the best first.
 
-    Methods with equal scores (to a tenth of a point) share the mean of their ranks. Every test counts the same, whatever its scale.
+    Methods with equal scores (to a tenth of a point) share the mean of their ranks. Every test counts the
+    same, whatever its scale.
     """
     methods = list(next(iter(scores.values())))
     means = {
@@ -61,9 +62,9 @@ class Duel:
 def decide(leader: str, default: str | None, duels: Sequence[Duel]) -> str:
     """The leader of half A if it is the default, or if half B confirms that it beats it; else the default.
 
-    Without a default (it cannot explain the network), the leader.
+    Without a default (it cannot explain the network), the leader; without a duel (no maps on half B), the default.
     """
     if default is None or leader == default:
         return leader
-    duel = next(duel for duel in duels if (duel.method, duel.against) == (leader, default))
-    return leader if duel.wins else default
+    duel = next((duel for duel in duels if (duel.method, duel.against) == (leader, default)), None)
+    return leader if duel is not None and duel.wins else default
