@@ -68,8 +68,9 @@ def contest(
             + "; ".join(refused.values())
         )
     said = {name: why for name, why in refused.items() if methods or not resolve(name)[0].attention}
-    told_apart = {predicted for _, predicted, share in seen if share >= _CONFIDENT}
-    return Contest(able, deciding, "2x2" if len(told_apart) >= 4 else "2x1", said)
+    confident = [predicted for _, predicted, share in seen if share >= _CONFIDENT]
+    enough = len(set(confident)) >= 4 and len(confident) >= 4 * (LEAST_GRIDS + 1)  # one more: not all classes differ
+    return Contest(able, deciding, "2x2" if enough else "2x1", said)
 
 
 def wanted_tests(tests: Sequence[str] | None, dataset: Dataset) -> tuple[str, ...]:

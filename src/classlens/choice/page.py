@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,13 @@ def tables(data: str, ranks: Mapping[str, float], a: Half, b: Half, duels: Seque
     second = {m: tuple(found.estimate(m) for found in b.scores.values()) for m in ranks if m in b.methods}
     third = {f"{duel.method} − {duel.against}": tuple(duel.differences.values()) for duel in duels}
     columns_a, columns_b = (tuple(found.metric for found in half.scores.values()) for half in (a, b))
+    plain = tuple(replace(column, better=0) for column in columns_b)  # a difference is not better than another one
     return (
         Table("Half A: all methods, ranked", remark, data, config, (*columns_a, _RANK), first),
         Table("Half B: the best two and the default", "Pictures that had no part in the ranking.", data, config,
               columns_b, second),
         Table("Half B: paired differences", "On the same pictures. A difference counts if its interval excludes 0.",
-              data, config, columns_b, third, "difference"),
+              data, config, plain, third, "difference"),
     )  # fmt: skip
 
 

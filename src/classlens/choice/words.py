@@ -26,7 +26,7 @@ def verdict(
         said = f"{model}: {chosen}, the default, stays. {first}, but it explained too few pictures of half B."
     else:
         said = f"{model}: {chosen}, the default, stays. {first}, but half B does not confirm it: {against(facing)}."
-    others = [f"On half B, {against(duel)}." for duel in duels if duel.against != default]
+    others = [f"Against the runner-up, on half B: {against(duel)}." for duel in duels if duel.against != default]
     return " ".join([said, *others])
 
 

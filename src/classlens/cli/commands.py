@@ -23,6 +23,7 @@ from classlens.cli.early import check_out
 from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
 from classlens.cli.lists import coverage, methods, models, ops
+from classlens.cli.masks import masks
 from classlens.cli.options import Device, complain
 from classlens.cli.plain import App
 from classlens.cli.report import report
@@ -98,6 +99,7 @@ app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(verify)
 app.command(no_args_is_help=True)(diff)
 app.command(no_args_is_help=True)(choose)
+app.command(no_args_is_help=True)(masks)
 app.command()(ops)
 app.command()(coverage)
 
