@@ -21,6 +21,7 @@ from classlens.errors import ClasslensError, MissingPackage
 WALK, NONE = "walk", "none"
 REFINEMENTS = (NONE, WALK)
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+DEFAULT = 0.3  # the threshold, if there are no drawn masks to choose it with
 _MARGIN = 0.5  # pixels this far from the threshold, towards 0 or 1, are certain; the walk decides the others
 _SIDE = 128  # the longer side of the picture on which the walk runs
 _BETA = 130.0  # how hard the walk crosses edges: scikit-image's default
@@ -40,6 +41,11 @@ class Setting:
             raise ClasslensError(f"the threshold {self.threshold} must lie between 0 and 1")
         if self.refine not in REFINEMENTS:
             raise ClasslensError(f"there is no refinement {self.refine!r}; choose from {', '.join(REFINEMENTS)}")
+
+    @classmethod
+    def of(cls, threshold: float | None = None, refine: str | None = None) -> Setting:
+        """With the defaults for what is not given: those without drawn masks."""
+        return cls(DEFAULT if threshold is None else threshold, refine or NONE)
 
     def __str__(self) -> str:
         return f"threshold {self.threshold:g}" + (", random walk" if self.refine == WALK else "")
