@@ -58,27 +58,31 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
     with _recording_state(modules, images) as state:
         float32 = bool(state.lower) or frees_weights(modules)
         recorder, logits, picker = _pass(model, modules, images, output, float32)
+        if recorder.cut and not recorder.reaches_image(logits):  # torch has no gradient at all
+            recorder, logits, picker = _pass(model, modules, images, output, float32, obeys=False)
         lower = state.lower or ("half precision in some parts" if recorder.low else "")
         if recorder.low:  # it computes in less than float32 although its weights do not show it
             float32 = True
-            recorder, logits, picker = _pass(model, modules, images, output, float32)
+            recorder, logits, picker = _pass(model, modules, images, output, float32, recorder.obeys)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         found = recorder.current(logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number)
-        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd)
+        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd, recorder.obeys)
         known = _Known(
-            tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd, recorder.number
-        )
+            tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd, recorder.number,
+            recorder.obeys,
+        )  # fmt: skip
         _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
 
 def _pass(
-    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool
-) -> tuple[Recorder, Tensor, Picker]:
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool,
+    obeys: bool = True,
+) -> tuple[Recorder, Tensor, Picker]:  # fmt: skip
     """One recorded forward pass: the recorder, the logits and how they were selected."""
-    recorder = Recorder(modules, _layers(output))
+    recorder = Recorder(modules, _layers(output), obeys)
     image = _as_grad_input(images, float32)
     recorder.admit_image(image)
     with recorder, in_float32(float32, recorder.names):
@@ -126,11 +130,10 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
     check_modules(modules)
     with _recording_state(modules, images) as state:
         image = _as_grad_input(images, known.float32)
-        stay_on = GradientsStayOn() if known.switched or has_hooks(modules) else contextlib.nullcontext()
+        stay_on = GradientsStayOn(known.obeys) if known.switched or has_hooks(modules) else contextlib.nullcontext()
         with stay_on, in_float32(known.float32):
             logits = _selected(run_model(model, image), output, None)
-    notes = _notes(known.lower, state.autocast, known.number)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
+    return _without_nodes(image, logits, known, state.autocast)
 
 
 def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
@@ -142,8 +145,14 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
     image = _wide(images, known.float32).detach()
     with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
         logits = _selected(run_model(model, image.clone()), output, None)
-    notes = _notes(known.lower, state.autocast, known.number)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
+    return _without_nodes(image, logits, known, state.autocast)
+
+
+def _without_nodes(image: Tensor, logits: Tensor, known: _Known, autocast: bool) -> Tape:
+    return Tape(
+        (), value_of(image), value_of(logits), known.ops, known.float32, known.opaque,
+        _notes(known.lower, autocast, known.number), known.odd, known.obeys,
+    )  # fmt: skip
 
 
 def footprint(model: nn.Module, image: Tensor, output: Picker = None) -> tuple[int, int]:
@@ -277,6 +286,7 @@ class _Known(NamedTuple):
     sizes: tuple[int, int]  # the bytes of all values, and of the largest one
     odd: bool  # a batch norm reads an odd memory layout
     number: str  # a module that turns a value into a number of Python
+    obeys: bool  # `torch.no_grad()` inside it makes constants
 
 
 _ROUNDING = 64  # times the precision: as much as two orders of summation may differ
