@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from classlens import chunks
-from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
+from classlens.core.capture import Picker, Tape, autocast_off, of_labels, placed, record, unwrap
 from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
 from classlens.core.targets.ask import ask, embedder
 from classlens.data.batches import as_batch, pictures, stacked
@@ -213,8 +213,8 @@ def explain(
     a question to another kind of network: `classlens.region`, `detection`, `box`, `like`, `text`, `neuron`.
     `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
     "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
-    each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
-    of every layer.
+    each class has an independent probability (sigmoid); a loaded model, or one that ends with a sigmoid, sets this
+    itself. `trace=True` keeps the terms of every layer.
 
     A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
     the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
@@ -269,7 +269,7 @@ def run(
         if not chosen.scalars:
             _check_for_classes_alone(chosen, found.tape.logits.shape[1], found.scalars)
         if multilabel is None:
-            multilabel = loaded is not None and loaded.multilabel
+            multilabel = of_labels(found.tape.ends, found.tape.logits) or (loaded is not None and loaded.multilabel)
         case = Case(
             unwrap(network), batch, found.tape, found.targets, found.output, trace, found.scalars, multilabel,
             once=recorded is None,

@@ -148,7 +148,7 @@ def _of(model: LoadedModel, found: Survey) -> Offer:
         )
     assert found.logits is not None
     logits = found.logits.double().cpu()
-    shares = logits.sigmoid() if model.multilabel else logits.softmax(0)
+    shares = logits.sigmoid() if model.multilabel or found.labels else logits.softmax(0)
     return Offer("class", tuple(name(i) for i in range(len(logits))), shares, lambda i, than, place: (i, than))
 
 

@@ -22,6 +22,7 @@ from classlens.core.capture.layers import LIKE, OPENED, as_biased, as_layer, as_
 from classlens.core.capture.memory import dense, overlapping, storage
 from classlens.core.capture.modes import instead_of, is_overruled, no_inference
 from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
+from classlens.core.capture.probabilities import Ending
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.core.signatures import INPUT_NAMES
 from classlens.errors import CaptureError
@@ -65,6 +66,7 @@ class Recorder(TorchFunctionMode):
         self.input: tuple[int, ...] = ()  # the shape of the first tensor
         self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
+        self.ending = Ending()
         self.number = ""  # where the network turned a value into a number of Python, which cannot be followed
 
     def admit_image(self, image: Tensor) -> None:
@@ -148,6 +150,7 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be recorded")
         norm = self._fixed_norm(kind, func, args, kwargs) if len(inputs) == 1 else {}
         result = run_lean(norm, lambda: func(*args, **kwargs)) if norm else func(*args, **kwargs)
+        self.ending.see(func, args, kwargs, result)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if func in _NUMBERS and args[0].is_floating_point():
             self.number = self.number or self._module() or "the model"

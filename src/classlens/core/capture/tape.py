@@ -146,6 +146,7 @@ class Tape:
     notes: tuple[str, ...] = ()  # for the report
     odd: bool = False  # a batch norm read an odd memory layout: its gradients need care
     obeys: bool = True  # `torch.no_grad()` inside the network makes constants: see `modes`
+    ends: str = ""  # the softmax or sigmoid that the network ends with; the output is what it reads
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
