@@ -128,7 +128,8 @@ def outputs_at(model: nn.Module, images: Tensor, output: Picker, like: Tape | _K
 
 def logits_of(model: nn.Module, images: Tensor, output: Picker = None) -> Tensor:
     """The logits of a plain forward pass: those that `record` finds."""
-    with WatchesEnding() as watch:
+    watch = WatchesEnding()
+    with watch:
         result = model(images)
     return watch.ending.before(pick_output(result, output))[0]
 
