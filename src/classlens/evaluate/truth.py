@@ -70,7 +70,7 @@ def side_by_side(found: Sequence[Table], methods: Sequence[str]) -> Table:
     remark = (
         "A row for each test whose right answer is known. ↑: higher is better. RUN/*/table.md has all columns. "
         "Asked for the class: a method that contrasts it with its rivals answers another question, and is judged by "
-        "the logit. Repeatability alone proves nothing: random repeats itself."
+        "the logit. A method that ignores the picture repeats itself too."
     )
     return Table("Truth", remark, "all tests", Config("truth"), columns, rows, "test")
 
