@@ -203,6 +203,7 @@ register(
         options=Options,
         needs=frozenset({"predictions", "classes"}),
         variants=_variants,
+        constants={"version": 2},
         units=_units,
         network=_network,
         compose=_compose,
