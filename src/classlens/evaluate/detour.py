@@ -49,6 +49,7 @@ class Survey:
 
     sizes: dict[int, tuple[int, int]]  # call -> (height, width) of its result
     final: int  # the call that makes the features of the head
+    pooled: int  # the call that makes what the head pools; most heads begin with that
 
 
 class _Surveyor(Detour):
@@ -88,10 +89,11 @@ def survey(model: nn.Module, images: Tensor) -> Survey:
         classes = model(images).shape[1]
     if found.final is None:
         raise ModelError(f"{type(model).__name__} has no feature map that a head pools, so its head cannot be split")
-    if found.channels[found.final] != classes:
-        return Survey(found.sizes, found.final)
-    before = [call for call, channels in found.channels.items() if call < found.final and channels != classes]
-    return Survey(found.sizes, next((call for call in reversed(before) if is_cut(model, images, call)), found.final))
+    final = pooled = found.final
+    if found.channels[pooled] == classes:
+        before = [call for call, channels in found.channels.items() if call < pooled and channels != classes]
+        final = next((call for call in reversed(before) if is_cut(model, images, call)), pooled)
+    return Survey(found.sizes, final, pooled)
 
 
 @torch.no_grad()

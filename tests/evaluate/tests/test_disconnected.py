@@ -139,7 +139,7 @@ def test_a_run(tmp_path: Path) -> None:
     settings = Settings(
         tests=("disconnected",),
         data=(str(tmp_path),),
-        methods=("gradient-x-input", "random"),
+        methods=("gradient-x-input", "random", "fullgrad"),
         model="world:make",
         options=options,
     )
@@ -148,5 +148,6 @@ def test_a_run(tmp_path: Path) -> None:
     for table in tables:
         assert table.rows["gradient-x-input"][0].n == 2
         assert table.rows["random"][0].value < 60
+        assert table.rows["fullgrad"][0].n == 0, "it would spread the biases of a batch of cells over the grid"
         shares = table.rows["gradient-x-input"][0].value  # 0 where the first cell is grey: nothing is positive there
         assert shares in (pytest.approx(100), pytest.approx(50))
