@@ -42,6 +42,7 @@ COLOURS = {
     "contrastive-excitation-bp": "#a1d99b", "lrp-epsilon-plus-flat": "#636363", "gradient-x-input": "#bdbdbd",
 }  # fmt: skip
 MINUS = ", method − agf"
+FEW = 6  # fewer pictures have no interval to trust
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def differences(run: Path) -> Iterator[Difference]:
             panel = next(
                 (p for p in PANELS if p[::2] == (row["test"], row["metric"]) and row["settings"].startswith(p[1])), None
             )
-            if panel and row["settings"].endswith(MINUS) and row["method"] in COLOURS and row["low"]:
+            if panel and row["settings"].endswith(MINUS) and row["method"] in COLOURS and int(row["n"]) >= FEW:
                 ends = [float(row[name]) for name in ("value", "low", "high")]
                 if row["better"] == "less":
                     ends = [-ends[0], -ends[2], -ends[1]]
