@@ -20,7 +20,7 @@ from classlens.evaluate.tests.repeatability import CHANGES, moved_back
 from classlens.evaluate.tests.sanity import cascade, correlation, layers
 from classlens.methods import METHODS
 from classlens.progress import ticker
-from classlens.render.words import shares
+from classlens.render.words import halves, one_sided, shares
 from classlens.report.hide import hide
 from classlens.report.measure import Bools, Floats, cells, half_cells, pixels, positive_shares
 from classlens.report.spots import elsewhere
@@ -67,7 +67,7 @@ class Measures:
     arrived: float = math.nan
     missing: dict[str, str] = field(default_factory=dict)
     places: Places | None = None
-    where: dict[str, Interval] = field(default_factory=dict)  # shares of the evidence: strongest ninth, and against
+    where: dict[str, Interval] = field(default_factory=dict)  # shares of the evidence: half, ninth, and against
 
     @property
     def removal(self) -> float:
@@ -188,10 +188,13 @@ def stability(subject: Subject) -> tuple[dict[str, float], Places, dict[str, Int
 
 
 def _summary(maps: list[Floats]) -> dict[str, Interval]:
-    """The share of the strongest ninth of the picture, and of the evidence against the class, with their intervals."""
-    ninths, against = zip(*(shares(np.nan_to_num(evidence)) for evidence in maps), strict=True)
-    strongest = max(ninths[0], key=ninths[0].__getitem__)
-    rows = {strongest: [ninth.get(strongest, 0.0) for ninth in ninths], "against": list(against)}
+    """What the summary of the map says (`render.where`), with an interval over all maps: the shares of the half of the
+    picture that it names, of the strongest ninth, and of the evidence against the class."""
+    known = [np.nan_to_num(evidence) for evidence in maps]
+    ninths, against = zip(*(shares(evidence) for evidence in known), strict=True)
+    strongest, side = max(ninths[0], key=ninths[0].__getitem__), one_sided(known[0])
+    rows = {} if side is None else {f"{side[0]} half": [halves(evidence)[side[0]] for evidence in known]}
+    rows |= {strongest: [ninth.get(strongest, 0.0) for ninth in ninths], "against": list(against)}
     return {name: (values[0], min(values), max(values)) for name, values in rows.items()}
 
 
