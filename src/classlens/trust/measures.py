@@ -188,8 +188,10 @@ def stability(subject: Subject) -> tuple[dict[str, float], Places, dict[str, Int
 
 
 def _summary(maps: list[Floats]) -> dict[str, Interval]:
-    """What the summary of the map says (`render.where`), with an interval over all maps: the shares of the half of the
-    picture that it names, of the strongest ninth, and of the evidence against the class."""
+    """What the summary of the map says (`render.where`), with an interval over all maps.
+
+    The shares of the half of the picture that it names, of the strongest ninth, and of the evidence against the class.
+    """
     known = [np.nan_to_num(evidence) for evidence in maps]
     ninths, against = zip(*(shares(evidence) for evidence in known), strict=True)
     strongest, side = max(ninths[0], key=ninths[0].__getitem__), one_sided(known[0])
