@@ -57,9 +57,7 @@ def _of_the_rest(m: Measures) -> str:
     lost = f"without the strongest 15 % of the picture {_percent(m.strongest)} of the class is left"
     if COMPLETE.judge(m.completeness) == TRUST:
         return f"{lost}, without any quarter of the rest {_percent(min(1.0, m.rest))} or more"
-    return (
-        f"a place in the {m.rest_place} matters too, beside what is shown: {lost}, without it {_percent(m.rest)}"
-    )
+    return f"a place in the {m.rest_place} matters too, beside what is shown: {lost}, without it {_percent(m.rest)}"
 
 
 CRITERIA: dict[str, Criterion] = {
