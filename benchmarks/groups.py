@@ -5,9 +5,10 @@
     python benchmarks/groups.py table groups.npz --half B
 
 EfficientNet-Lite0 with a new last layer: ridge regression on half A tells dogs from cats, and takes a watermark in the
-lower left for a dog (--model, --pattern and --place give another network, watermark and place). `run` stores the maps of the class dog for pictures of dogs, and for some of them with the
-watermark. `table` puts classes of pictures together from these, a share of them with the watermark. It says how often a
-group is found that consists of the watermarked pictures, and how often there is an alarm where nothing is planted.
+lower left for a dog (--model, --pattern and --place: another network, watermark and place). `run` stores the maps of
+the class dog for pictures of dogs, and for some of them with the watermark. `table` puts classes of pictures together
+from these, a share of them with the watermark. It says how often a group is found that consists of the watermarked
+pictures, and how often there is an alarm where nothing is planted.
 """
 
 from __future__ import annotations

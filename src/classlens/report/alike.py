@@ -10,6 +10,7 @@ of the picture is asked which pictures have evidence in it, and which of these l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ Chosen = NDArray[np.intp]
 
 
 def alike_somewhere(grids: Floats, looks: NDArray[Any], least: int = 3, most: float = 0.5) -> list[Chosen]:
-    """Sets of `least` pictures or more, up to a share of all, that look alike in a window with much of their evidence."""
-    found: dict[tuple[int, ...], Chosen] = {}
+    """Sets of `least` pictures or more, up to a share of all, that look alike where much of their evidence is."""
+    found: set[frozenset[int]] = set()
     rows, columns = grids.shape[1:]
     for top in range(0, rows - SIDE + 1, STEP):
         for left in range(0, columns - SIDE + 1, STEP):
@@ -35,10 +36,23 @@ def alike_somewhere(grids: Floats, looks: NDArray[Any], least: int = 3, most: fl
             if len(there) < least:
                 continue
             patches = looks[there][:, :, 2 * top : 2 * (top + SIDE), 2 * left : 2 * (left + SIDE)]
-            for members in together(likeness(patches), SAME):
-                if least <= len(members) <= most * len(grids):
-                    found.setdefault(tuple(there[members]), there[members])
-    return list(found.values())
+            sets = (frozenset(there[members].tolist()) for members in together(likeness(patches), SAME))
+            found |= {members for members in sets if least <= len(members) <= most * len(grids)}
+    joined = united(sorted(found, key=lambda members: (-len(members), sorted(members))))
+    return [np.array(sorted(members)) for members in joined if len(members) <= most * len(grids)]
+
+
+def united(sets: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Sets that share half of the smaller one are the same group, seen through windows beside each other.
+
+    >>> united([frozenset({1, 2, 3, 4}), frozenset({3, 4, 5}), frozenset({6, 7, 8})])
+    [frozenset({1, 2, 3, 4, 5}), frozenset({8, 6, 7})]
+    """
+    found: list[frozenset[int]] = []
+    for members in sets:
+        near = [one for one in found if 2 * len(one & members) >= min(len(one), len(members))]
+        found = [one for one in found if one not in near] + [members.union(*near)]
+    return found
 
 
 def likeness(patches: NDArray[Any]) -> Floats:
