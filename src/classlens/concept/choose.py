@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from classlens.concept.directions import COUNTS, ENOUGH, Directions, carried, fitted, likeness, supporting
-from classlens.concept.gather import Gathered, Subject
-from classlens.core.capture import Tape
+from classlens.concept.gather import Gathered, Subject, tail_of
 from classlens.data.layouts import Dataset
 from classlens.methods.featuremaps import FeatureMap
-from classlens.methods.tail import Tail
 from classlens.progress import Progress
 
 _TRIED = 8  # pictures in which concepts are kept and removed
@@ -97,8 +95,3 @@ def scaled_features(layer: FeatureMap) -> Callable[[Tensor], Tensor]:
     """Weights (C,h,w) -> the value of the layer with its features times them; a class token stays as it is."""
     features = layer.as_map(layer.value.tensor)
     return lambda weights: layer.value.tensor + layer.restored(((weights - 1) * features)[None])[0]
-
-
-def tail_of(tape: Tape, layer: FeatureMap) -> Tail:
-    """The network after a layer."""
-    return Tail.after(tape, layer.value, "concepts cannot be removed from this layer")
