@@ -1,4 +1,4 @@
-"""Which method, layer and number give the concepts that carry most of a class? Rows of several classes, and tables.
+"""Which layer and number give the concepts that carry most of a class? Rows of several classes, and tables.
 
     python benchmarks/concepts.py run --model efficientnet-lite0 --data oxford-pets --half A --out concepts.jsonl
     python benchmarks/concepts.py table concepts.jsonl --half A      # choose on half A
@@ -7,7 +7,8 @@
 
 A half is a half of the classes, by the hash of their names. The pictures of a class are divided into three: one part
 gives directions at every layer and in every number, one chooses among them, and the last says how much of the class's
-score the concepts carry, kept alone and removed. `run` resumes: classes that are in the file are not computed again.
+score the concepts carry, kept alone and removed; and how much as many of another class carry that was measured before,
+in pictures of its own. `run` resumes: classes that are in the file are not computed again.
 
 `planted` pastes a sticker into every second picture of a class, and refits the last layer so that the sticker speaks
 for the class too. Is there a concept whose reference pictures show the sticker, and is there none before the refit?
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 
 import classlens
-from classlens.concept.choose import Candidates, Carried, Key, carried_by, thirds
+from classlens.concept.choose import Candidates, Carried, Key, carried_by, of_rival, rival_of, thirds
 from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
@@ -46,7 +47,6 @@ from classlens.progress import silent
 from trust import LEARNT, stuck, with_shortcut
 
 TRIED = (1, 2, 3, 5, 8)  # concepts
-METHODS = (METHOD, "lrp-epsilon-gamma-box", "lrp", "excitation-bp", "contrastive-excitation-bp")
 Row = dict[str, Any]
 
 
@@ -66,22 +66,29 @@ def measured(
     subject: Subject, dataset: Dataset, gathered: Gathered, before: Candidates
 ) -> tuple[list[Row], Candidates]:
     """A row for each layer and number; `before` are the directions of another class."""
-    relevance = gathered.relevance
+    relevance, target = gathered.relevance, subject.target
     find, select, judge = thirds(len(gathered.items))
-    keys: list[Key] = [(layer, n) for layer in relevance for n in TRIED if n <= len(gathered.items)]
+    keys = [(layer, n) for layer in relevance for n in TRIED if n <= len(gathered.items)]
+    rival = rival_of(gathered.logits[find], target)
+    theirs = of_rival(subject, dataset, gathered, rival, find, silent)
 
     def carried(rows: Sequence[int], found: Candidates) -> dict[Key, Carried]:
         return carried_by(subject, dataset, gathered, found, rows, silent)
 
-    chosen = carried(select, {(layer, n): supporting(relevance[layer][find], n) for layer, n in keys})
-    own = {(layer, n): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
-    judged = carried(judge, own)
-    other = carried(judge, {key: before[key] for key in keys if key in before})
+    chosen = carried(
+        select,
+        {(layer, n, target): supporting(relevance[layer][find], n) for layer, n in keys}
+        | {(layer, n, rival): supporting(theirs[layer], n) for layer, n in keys},
+    )
+    own = {(layer, n, target): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
+    foreign = {key: support for key, support in before.items() if key[:2] in keys}
+    judged = carried(judge, own | foreign)
+    other = {key[:2]: sum(judged[key]) / 2 for key in foreign}
     return [
         {
             "layer": layer, "depth": list(relevance).index(layer), "count": n, "pictures": len(gathered.items),
-            "chosen": sum(chosen[layer, n]) / 2, "kept": judged[layer, n][0], "removed": judged[layer, n][1],
-            "other": sum(other[layer, n]) / 2 if (layer, n) in other else None,
+            "chosen": sum(chosen[layer, n, target]) / 2, "rival": sum(chosen[layer, n, rival]) / 2,
+            "kept": judged[layer, n, target][0], "removed": judged[layer, n, target][1], "other": other.get((layer, n)),
             "likeness": likeness(supporting(relevance[layer][0::2], n), supporting(relevance[layer][1::2], n)),
         }
         for layer, n in keys
@@ -91,24 +98,23 @@ def measured(
 def run(arguments: argparse.Namespace) -> None:
     loaded, dataset, out = classlens.load(arguments.model), open_dataset(arguments.data), Path(arguments.out)
     name = Path(arguments.model).name
-    done = {(row["model"], row["class"], row["method"]) for row in read([out])} if out.exists() else set()
-    before: dict[str, Candidates] = defaultdict(dict)
+    done = {(row["model"], row["class"]) for row in read([out])} if out.exists() else set()
+    before: Candidates = {}
     for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
-        for method in arguments.methods.split(","):
-            if (name, label, method) in done:
-                continue
-            subject = Subject(loaded, index, method, None, Path(arguments.index))
-            try:
-                items = [item for item in dataset.select(None, 0) if dataset.label(item) == label]
-                gathered = gather(subject, dataset, items, 32, silent)
-            except DataError as error:
-                print(f"{label}: {error}", flush=True)
-                break
-            rows, before[method] = measured(subject, dataset, gathered, before[method])
-            about = {"model": name, "class": label, "half": arguments.half, "method": method}
-            with out.open("a") as file:
-                file.writelines(json.dumps(about | row) + "\n" for row in rows)
-            print(name, label, method, len(gathered.items), flush=True)
+        if (name, label) in done:
+            continue
+        subject = Subject(loaded, index, METHOD, None, Path(arguments.index))
+        try:
+            items = [item for item in dataset.select(None, 0) if dataset.label(item) == label]
+            gathered = gather(subject, dataset, items, 32, silent)
+        except DataError as error:
+            print(f"{label}: {error}", flush=True)
+            continue
+        rows, before = measured(subject, dataset, gathered, before)
+        about = {"model": name, "class": label, "half": arguments.half}
+        with out.open("a") as file:
+            file.writelines(json.dumps(about | row) + "\n" for row in rows)
+        print(name, label, len(gathered.items), flush=True)
 
 
 def read(files: list[Path]) -> list[Row]:
@@ -118,8 +124,10 @@ def read(files: list[Path]) -> list[Row]:
 # ------------------------------------------------------------------------------------------------------ table
 
 Rule = Callable[[list[Row]], Row]  # the rows of the largest number, one for each layer -> that of a layer
+CHOSEN = "carries most beyond the rival's"
 LAYERS: dict[str, Rule] = {
-    "chosen": lambda rows: max(rows, key=lambda row: row["chosen"]),
+    CHOSEN: lambda rows: max(rows, key=lambda row: row["chosen"] - row["rival"]),
+    "carries most": lambda rows: max(rows, key=lambda row: row["chosen"]),
     "deepest": lambda rows: min(rows, key=lambda row: row["depth"]),
     "finest": lambda rows: max(rows, key=lambda row: row["depth"]),
 }
@@ -162,21 +170,16 @@ def table(arguments: argparse.Namespace) -> None:
     def head(what: str) -> None:
         print(f"\n| {what}, half {arguments.half} | {columns} |\n{'|---' * 8}|")
 
-    head("method")
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
-        print(line(method, [picked(one, "chosen", ENOUGH) for one in groups(mine)]))
-    rows = [row for row in rows if row["method"] == METHOD]
     head("layer")
     for layer in LAYERS:
         print(line(layer, [picked(one, layer, ENOUGH) for one in groups(rows)]))
     head("number: the smallest that carries")
     for enough in (0.8, 0.9, 0.95, 0.98, 1.0):
-        print(line(f"{100 * enough:.0f} % of the most", [picked(one, "chosen", enough) for one in groups(rows)]))
+        print(line(f"{100 * enough:.0f} % of the most", [picked(one, CHOSEN, enough) for one in groups(rows)]))
     head("network")
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
-        print(line(model, [picked(one, "chosen", ENOUGH) for one in groups(mine)]))
+        print(line(model, [picked(one, CHOSEN, ENOUGH) for one in groups(mine)]))
 
 
 # ---------------------------------------------------------------------------------------------------- planted
@@ -252,7 +255,6 @@ def main() -> None:
     one.add_argument("--model", default="efficientnet-lite0")
     one.add_argument("--data", required=True)
     one.add_argument("--half", default="A")
-    one.add_argument("--methods", default=",".join(METHODS))
     one.add_argument(
         "--classes", type=int, help=f"at most so many; those with fewer than {LEAST} pictures are left out"
     )

@@ -20,7 +20,7 @@ from classlens.methods.featuremaps import FeatureMap
 from classlens.methods.tail import Tail
 
 STEPS = (3, 9, 27, 81)  # the midpoints of each are among those of the next
-NEAR = 0.02  # of the logit: how far the sum may be from it
+NEAR = 0.05  # of the logit: how far the sum may be from it; then the units of more steps differ by a thousandth
 
 
 def evidence(tail: Tail, layer: FeatureMap, targets: Tensor) -> tuple[Tensor, int]:
@@ -28,15 +28,16 @@ def evidence(tail: Tail, layer: FeatureMap, targets: Tensor) -> tuple[Tensor, in
 
     `tail` is the network after the layer.
     """
-    value, targets = layer.value.tensor.detach(), targets.to(layer.value.tensor.device)[:, None]
+    value = layer.value.tensor.detach()
     features = layer.as_map(value)
 
     def logits(share: float) -> tuple[Tensor, Tensor]:
         # A class token is no feature of a place: it stays.
         begins = (value - layer.restored(((1 - share) * features)[None])[0]).requires_grad_(torch.is_grad_enabled())
-        return begins, tail(begins).gather(1, targets)[:, 0]
+        return begins, tail(begins).gather(1, asked)[:, 0]
 
     with onednn_errors(), torch.inference_mode(False), autocast_off(value.device):
+        asked = targets.to(value.device, copy=True)[:, None]  # a copy of one that was made in inference mode
         with torch.no_grad():
             gained = logits(1.0)[1] - logits(0.0)[1]
         total, passes = torch.zeros_like(value), 2

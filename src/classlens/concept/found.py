@@ -71,6 +71,8 @@ class Concepts:
     concepts: tuple[Concept, ...]  # the strongest first, those for the class before those against it
     rest: float  # share of the evidence that no concept explains
     carried: float  # share of the class's logit that concepts carry, kept or removed, in pictures that chose nothing
+    rival: str | None  # the class that the network finds likeliest in these pictures besides
+    by_rival: float  # share of the same logit that as many concepts of the rival carry: what the two have in common
     stability: float  # how alike the concepts of two halves of the pictures are: 0 to 1
     pictures: int  # of the class, in which the concepts were found
     forwards: int
@@ -107,7 +109,8 @@ class Concepts:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, and the names of the reference pictures."""
-        plain = ("target", "label", "model", "method", "layer", "grid", "rest", "carried", "stability", "pictures",
+        plain = ("target", "label", "model", "method", "layer", "grid", "rest", "carried", "rival", "by_rival",
+                 "stability", "pictures",
                  "forwards", "sweeps", "probability", "notes")  # fmt: skip
         each = [
             {"name": one.name, "share": one.share,
@@ -197,7 +200,9 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
         choice = choose(subject, dataset, gathered, count, progress)
         found, shares = references(subject, dataset, gathered, choice.layer, choice.directions, progress)
         return packed({
-            "layer": np.array(choice.layer), "numbers": np.array([choice.carried, choice.stability]),
+            "layer": np.array(choice.layer),
+            "numbers": np.array([choice.carried, choice.by_rival, choice.stability]),
+            "rival": np.array(-1 if choice.rival is None else choice.rival),
             "support": choice.directions.support.numpy(), "against": choice.directions.against.numpy(),
             "shares": shares.numpy(), **as_arrays(found),
         })  # fmt: skip
@@ -213,8 +218,9 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
     )
     arrays = unpacked(stored(subject.index, f"concepts-{text_hash(repr(decides))}.npz", compute), subject.index)
     directions = Directions(torch.from_numpy(arrays["support"]), torch.from_numpy(arrays["against"]))
-    carried, stability = arrays["numbers"].tolist()
-    choice = Choice(str(arrays["layer"]), directions, carried, stability)
+    carried, by_rival, stability = arrays["numbers"].tolist()
+    rival = int(arrays["rival"])
+    choice = Choice(str(arrays["layer"]), directions, carried, rival if rival >= 0 else None, by_rival, stability)
     return _Basis(choice, from_arrays(arrays, len(directions.signs)), torch.from_numpy(arrays["shares"]))
 
 
@@ -269,18 +275,20 @@ def _concept(basis: _Basis, m: int, share: float, own: Tensor | None = None, nam
 
 
 def _packed(subject: Subject, gathered: Gathered, basis: _Basis, found: Sequence[Concept], **more: Any) -> Concepts:
-    labels, relevance = subject.model.labels, gathered.relevance[basis.choice.layer]
+    relevance = gathered.relevance[basis.choice.layer]
     skipped = len(gathered.skipped)
     notes = (f"{skipped} pictures could not be read",) if skipped else ()
     return Concepts(
         target=subject.target,
-        label=labels[subject.target] if labels else f"class {subject.target}",
+        label=subject.name(subject.target),
         model=short_name(subject.model.name),
         method=subject.method,
         layer=basis.choice.layer,
         grid=(relevance.shape[3], relevance.shape[4]),
         concepts=tuple(found),
         carried=basis.choice.carried,
+        rival=None if basis.choice.rival is None else subject.name(basis.choice.rival),
+        by_rival=basis.choice.by_rival,
         stability=basis.choice.stability,
         pictures=len(gathered.items),
         forwards=subject.cost.forwards,

@@ -66,6 +66,10 @@ class Subject:
     def network(self) -> Network:
         return Network(self.model)
 
+    def name(self, target: int) -> str:
+        """The name of a class, or `class 7`."""
+        return self.network.labels[target] if self.network.labels else f"class {target}"
+
     def read(self, dataset: Dataset, item: Item) -> Tensor:
         """(1,3,H,W)."""
         return self.model.preprocess(dataset.picture(item))[None]
@@ -145,7 +149,7 @@ def _labelled(subject: Subject, items: Sequence[Item]) -> list[Item]:
 
 
 def _check(subject: Subject, dataset: Dataset, count: int, looked: int) -> None:
-    name = subject.network.labels[subject.target] if subject.network.labels else f"class {subject.target}"
+    name = subject.name(subject.target)
     if count == 0:
         raise DataError(
             f"the network takes none of {looked} pictures of {dataset.name} for {name!r}; give pictures of this class"
