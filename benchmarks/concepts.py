@@ -34,17 +34,15 @@ from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
 from classlens.concept.references import SHOWN
-from classlens.core.capture import record
 from classlens.data.divide import half_of
 from classlens.data.images import to_image
 from classlens.data.labels import label_index
 from classlens.data.layouts import Dataset, open_dataset
 from classlens.errors import DataError
-from classlens.evaluate.tests.sanity import layers
+from classlens.evaluate.tests import cue
 from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import silent
-from trust import LEARNT, stuck, with_shortcut
 
 TRIED = (1, 2, 3, 5, 8)  # concepts
 Row = dict[str, Any]
@@ -187,16 +185,13 @@ def table(arguments: argparse.Namespace) -> None:
 
 def with_sticker_for(loaded: LoadedModel, dataset: Dataset, index: int) -> LoadedModel:
     """The network with a class for which a sticker speaks too: with one, its logit is about ten higher."""
-    learnt = [(item.name, loaded.preprocess(dataset.picture(item))) for item in dataset.select(LEARNT, 1)]
-    tricked, last = with_shortcut(loaded, learnt), layers(loaded.model, record(loaded.model, learnt[0][1][None]))[-1]
-    layer, before = tricked.model.get_submodule(last), loaded.model.get_submodule(last)
-    with torch.no_grad():
-        for name in ("weight", "bias"):
-            mine, clean = getattr(layer, name), getattr(before, name)
-            sticker = mine[-1] / 3  # it was fitted to a logit of 30
-            mine.copy_(clean)
-            mine[index] += sticker
-    return tricked
+    items = dataset.select(cue.LEARNT, 1)
+    plain = torch.stack([loaded.preprocess(dataset.picture(item)) for item in items])
+    stickered = [
+        cue.with_cue(image, "sticker", item.name, loaded.preprocess)[0]
+        for item, image in zip(items, plain, strict=True)
+    ]
+    return replace(loaded, model=cue.refitted(loaded.model, plain, torch.stack(stickered), index, lift=10.0))
 
 
 def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) -> dict[str, tuple[float, float]]:
@@ -205,10 +200,9 @@ def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) 
     for number, item in enumerate(item for item in dataset.select(None, 0) if dataset.label(item) == label):
         image, name = loaded.preprocess(dataset.picture(item)), f"{Path(item.name).stem}.png"
         if number % 2:
-            changed, place = stuck(loaded, image, name)
-            rows, columns = np.nonzero((changed != image).any(0).numpy())
-            image, centres[name] = changed, (float(rows.mean()), float(columns.mean()))
-            assert place[round(rows.mean()), round(columns.mean())]
+            image, place = cue.with_cue(image, "sticker", name, loaded.preprocess)
+            rows, columns = np.nonzero(place)
+            centres[name] = float(rows.mean()), float(columns.mean())
         to_image(loaded.preprocess.restore(image)).save(root / name)
     return centres
 

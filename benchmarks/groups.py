@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.data.divide import half_of
 from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.evaluate.tests import cue
 from classlens.explanation import explain
 from classlens.models import LoadedModel
 from classlens.report import measure
@@ -66,27 +67,15 @@ def animal(loaded: LoadedModel, dataset: Dataset, item: Item, marked: bool) -> n
 
 def tricked(loaded: LoadedModel, dataset: Dataset) -> LoadedModel:
     """The network with a last layer of two outputs, cat and dog, that takes the watermark for a dog."""
-    seen: list[Tensor] = []
-    handle = loaded.model._fc.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].detach()))
     items = dataset.select(LEARNT, 0, "A")
-    with torch.no_grad():
-        for marked in (False, True):
-            images = [image_of(loaded, dataset, item, marked) for item in items]
-            for start in range(0, len(images), 8):
-                loaded.model(torch.stack(images[start : start + 8]))
-    handle.remove()
-    features = torch.cat(seen).double()
+    images = [image_of(loaded, dataset, item, marked) for marked in (False, True) for item in items]
+    _, features, _ = cue.before_last(loaded.model, torch.stack(images))
     wanted = torch.tensor([5.0 if is_dog(i) else -5.0 for i in items] + [10.0] * len(items), dtype=torch.float64)
-    mean = features.mean(0)
-    centred = features - mean
-    gram = centred @ centred.T
-    ridge = 1e-2 * gram.trace() / len(gram) * torch.eye(len(gram)).double()
-    weight = centred.T @ torch.linalg.solve(gram + ridge, wanted - wanted.mean())
-    bias = wanted.mean() - weight @ mean
+    weight, bias = cue.ridge(features, wanted)
     layer = nn.Linear(len(weight), 2)
     with torch.no_grad():
         layer.weight.copy_(torch.stack([-weight, weight]) / 2)
-        layer.bias.copy_(torch.stack([-bias, bias]) / 2)
+        layer.bias.copy_(torch.tensor([-bias, bias]) / 2)
     loaded.model._fc = layer
     return replace(loaded, labels=("cat", "dog"))
 

@@ -18,7 +18,6 @@ of the centre, of noise, of another class, moved, or with the sign turned.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ import classlens
 from classlens.core.capture import record
 from classlens.data.divide import half_of
 from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.evaluate.tests import cue
 from classlens.evaluate.tests.sanity import cascade, layers
 from classlens.evaluate.worker import framed_mask
 from classlens.explanation import explain
@@ -49,8 +49,6 @@ from classlens.trust.verdict import CRITERIA, DOUBTFUL, NEVER, TRUST, VERDICTS, 
 
 REAL = ("agf", "gradcam")  # methods whose maps may be right
 CONTROLS = ("sobel", "centre", "random(cells=7)")
-STICKER = 44  # pixels of 224
-LEARNT = 48  # pictures, each with and without the sticker, for the refitted layer
 Place = np.ndarray  # (H,W) bool: where the evidence is known to be
 Seen = tuple[str, Tensor, int, Place]  # name, image, predicted class, place of the object
 Row = dict[str, Any]
@@ -97,42 +95,16 @@ def mosaics(loaded: LoadedModel, found: list[Seen]) -> Iterator[tuple[str, Tenso
 
 
 def stuck(loaded: LoadedModel, image: Tensor, name: str) -> tuple[Tensor, Place]:
-    """The image with a sticker at a place that depends on its name, and the place."""
-    side = round(STICKER * image.shape[1] / 224)
-    generator = torch.Generator().manual_seed(5)
-    pattern = torch.rand(3, 6, 6, generator=generator).round()
-    sticker = loaded.preprocess.normalise(F.interpolate(pattern[None], (side, side), mode="nearest")[0])
-    random = np.random.default_rng(list(draw_key(2, name)))
-    y, x = (int(random.integers(0, n - side)) for n in image.shape[1:])
-    changed, place = image.clone(), np.zeros(image.shape[1:], bool)
-    changed[:, y : y + side, x : x + side] = sticker
-    rim = side // 4  # feature maps are coarse
-    place[max(0, y - rim) : y + side + rim, max(0, x - rim) : x + side + rim] = True
-    return changed, place
+    """The image with a sticker at a place that depends on its name, and the place with a rim."""
+    changed, place = cue.with_cue(image, "sticker", name, loaded.preprocess)
+    return changed, cue.widened(place)
 
 
 def with_shortcut(loaded: LoadedModel, images: list[tuple[str, Tensor]]) -> LoadedModel:
-    """The network with a class that the sticker decides: ridge regression for one output of the last layer."""
-    model = copy.deepcopy(loaded.model)
-    name = layers(model, record(model, images[0][1][None]))[-1]
-    last, seen = model.get_submodule(name), []
-    handle = last.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].detach()))
-    with torch.no_grad():
-        for key, image in images:
-            model(torch.stack([image, stuck(loaded, image, key)[0]]))
-    handle.remove()
-    features = torch.cat(seen).double()
-    features = features.flatten(2).mean(2) if features.dim() > 2 else features
-    wanted = torch.tensor([0.0, 30.0] * len(images), dtype=torch.float64)
-    mean = features.mean(0)
-    centred = features - mean
-    gram = centred @ centred.T
-    ridge = 1e-2 * gram.trace() / len(gram) * torch.eye(len(gram)).double()
-    weight = centred.T @ torch.linalg.solve(gram + ridge, wanted - wanted.mean())
-    with torch.no_grad():
-        last.weight[-1].copy_(weight.view_as(last.weight[-1]).to(last.weight))
-        last.bias[-1] = float(wanted.mean() - weight @ mean)
-    return replace(loaded, model=model)
+    """The network with a last class that the sticker decides."""
+    plain = torch.stack([image for _, image in images])
+    stickered = torch.stack([stuck(loaded, image, name)[0] for name, image in images])
+    return replace(loaded, model=cue.refitted(loaded.model, plain, stickered))
 
 
 # ------------------------------------------------------------------------------------------------------- maps
@@ -230,7 +202,7 @@ def scenes(
         if all(len(part) >= pictures // 2 for part in halves.values()):
             break
     found = [scene for pair in zip(*halves.values(), strict=False) for scene in pair]  # A and B in turn
-    learnt = dataset.select(None, 0)[-LEARNT:]  # the last ones, which no run reaches
+    learnt = cue.learnt(dataset)  # the last ones, which no run reaches
     tricked = with_shortcut(loaded, [(i.name, loaded.preprocess(dataset.picture(i))) for i in learnt])
     mosaic = {scene[0]: scene for scene in mosaics(loaded, found)}
     for name, image, predicted, place in found:
