@@ -10,8 +10,9 @@ gives directions at every layer and in every number, one chooses among them, and
 score the concepts carry, kept alone and removed; and how much as many of another class carry that was measured before,
 in pictures of its own. `run` resumes: classes that are in the file are not computed again.
 
-`planted` pastes a sticker into every second picture of a class, and refits the last layer so that the sticker speaks
-for the class too. Is there a concept whose reference pictures show the sticker, and is there none before the refit?
+`planted` pastes a sticker into every second picture of a class, and changes the last layer so that the sticker speaks
+for the class too. How much of the logit is the sticker: by how much does it fall without it? Which concept tells the
+pictures with a sticker from those without, how much of it lies on the sticker, and what is its share of the evidence?
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import classlens
-from classlens.concept.choose import Candidates, Carried, Key, carried_by, of_rival, rival_of, thirds
+from classlens.concept.choose import Candidates, Carried, Key, carried_by, choose, of_rival, rival_of, thirds
 from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
-from classlens.concept.references import SHOWN
+from classlens.concept.references import SHOWN, shares_of
 from classlens.data.divide import half_of
 from classlens.data.images import to_image
 from classlens.data.labels import label_index
@@ -45,6 +47,8 @@ from classlens.models.network import Network
 from classlens.progress import silent
 
 TRIED = (1, 2, 3, 5, 8)  # concepts
+LEARNT = 150  # pictures, each with and without a sticker, from which the last layer learns it
+RISE = 10.0  # of the logit of a class with a planted sticker
 Row = dict[str, Any]
 
 
@@ -183,63 +187,84 @@ def table(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------------------------------- planted
 
 
-def with_sticker_for(loaded: LoadedModel, dataset: Dataset, index: int) -> LoadedModel:
-    """The network with a class for which a sticker speaks too: with one, its logit is about ten higher."""
-    items = dataset.select(cue.LEARNT, 1)
+def with_sticker_for(loaded: LoadedModel, dataset: Dataset, label: str, index: int) -> LoadedModel:
+    """The network with a class for which a sticker speaks too: it learns the sticker from pictures of other classes."""
+    items = [item for item in dataset.select(None, 1) if dataset.label(item) != label][:LEARNT]
     plain = torch.stack([loaded.preprocess(dataset.picture(item)) for item in items])
     stickered = [
         cue.with_cue(image, "sticker", item.name, loaded.preprocess)[0]
         for item, image in zip(items, plain, strict=True)
     ]
-    return replace(loaded, model=cue.refitted(loaded.model, plain, torch.stack(stickered), index, lift=10.0))
+    return replace(loaded, model=cue.refitted(loaded.model, plain, torch.stack(stickered), index, lift=RISE))
 
 
-def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) -> dict[str, tuple[float, float]]:
-    """Write the pictures of a class, every second one with a sticker; returns the centre (y,x) of each sticker."""
-    centres = {}
+def draw_planted(
+    loaded: LoadedModel, dataset: Dataset, label: str, root: Path
+) -> tuple[dict[str, NDArray[np.bool_]], dict[str, torch.Tensor]]:
+    """Write the pictures of a class, every second one with a sticker; the places of stickers, and what they hide."""
+    places, plain = {}, {}
     for number, item in enumerate(item for item in dataset.select(None, 0) if dataset.label(item) == label):
         image, name = loaded.preprocess(dataset.picture(item)), f"{Path(item.name).stem}.png"
         if number % 2:
+            plain[name] = image
             image, place = cue.with_cue(image, "sticker", name, loaded.preprocess)
-            rows, columns = np.nonzero(place)
-            centres[name] = float(rows.mean()), float(columns.mean())
+            places[name] = cue.widened(place)
         to_image(loaded.preprocess.restore(image)).save(root / name)
-    return centres
+    return places, plain
 
 
-def sticker_concept(found: classlens.Concepts, centres: dict[str, tuple[float, float]]) -> str:
-    """The concept whose references show most stickers: its name, share, how many do, and how many could."""
-
-    def shows(reference: classlens.concept.Reference) -> bool:
-        y, x = centres.get(reference.name, (-1.0, -1.0))
-        top, left, bottom, right = reference.box
-        return top <= y < bottom and left <= x < right
-
-    there = {reference.name for one in found.concepts for reference in one.references} & set(centres)
-    counts = [(sum(map(shows, one.references)), one) for one in found.concepts if one.sign > 0]
-    most, best = max(counts, key=lambda pair: (pair[0], pair[1].share))
-    return f"{best.name} | {100 * best.share:.0f} % | {most} of {min(SHOWN, len(there))}"
+def sticker_row(
+    network: LoadedModel, index: int, folder: Path, places: dict[str, NDArray[np.bool_]], plain: dict[str, torch.Tensor]
+) -> str:
+    """The concept that tells pictures with a sticker from those without, beside what the sticker does to the logit."""
+    subject, dataset = Subject(network, index, METHOD), open_dataset(folder)
+    gathered = gather(subject, dataset, dataset.select(None, 0), 32, silent)
+    choice = choose(subject, dataset, gathered, None, silent)
+    relevance = gathered.relevance[choice.layer]
+    names = [Path(item.name).name for item in gathered.items]
+    on = np.array([name in places for name in names])
+    parts = choice.directions.parts(relevance)
+    shares = shares_of(parts, relevance)[: len(choice.directions.support)].numpy()
+    here, there = shares[:, on].mean(1), shares[:, ~on].mean(1)
+    best = int((here - there).argmax())
+    gained = {name: float(subject.network.forward(image[None])[0, index]) for name, image in plain.items()}
+    logits = {name: float(row[index]) for name, row in zip(names, gathered.logits, strict=True) if name in places}
+    rise = np.mean([1 - gained[name] / logits[name] for name in logits])
+    cells = torch.nn.functional.adaptive_max_pool2d(
+        torch.stack([torch.from_numpy(places[name]).float() for name in logits])[:, None], relevance.shape[-2:]
+    )[:, 0]
+    of_best = parts[best].sum(1)[torch.from_numpy(on)]
+    strongest = shares[best].argsort()[::-1][: min(SHOWN, int(on.sum()))]
+    return (
+        f"{choice.layer} | {100 * rise:.0f} % | {100 * float((of_best * cells).sum() / of_best.sum()):.0f} % "
+        f"({100 * float(cells.mean()):.0f}) | {100 * here[best]:.0f} % | {100 * there[best]:.0f} % | "
+        f"{1 + int((here > here[best]).sum())} of {len(here)} | {int(on[strongest].sum())} of {len(strongest)}"
+    )
 
 
 def planted(arguments: argparse.Namespace) -> None:
     loaded, dataset = classlens.load(arguments.model), open_dataset(arguments.data)
-    print(
-        "| class | network | concept with most stickers | its share | references that show one |\n|---|---|---|---|---|"
-    )
+    columns = (
+        "class", "network", "layer", "of the logit, the sticker is", "of the concept, on the sticker (area)",
+        "its share with a sticker", "without", "rank with one", "strongest pictures with one",
+    )  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
         with tempfile.TemporaryDirectory() as folder:
-            centres = draw_planted(loaded, dataset, label, Path(folder))
-            for about, network in (("as it was", loaded), ("refitted", with_sticker_for(loaded, dataset, index))):
+            drawn = draw_planted(loaded, dataset, label, Path(folder))
+            for about, network in (
+                ("as it was", loaded),
+                ("refitted", with_sticker_for(loaded, dataset, label, index)),
+            ):
                 side = tuple(network.preprocess(dataset.picture(dataset.items[0])).shape[1:])
                 asked = replace(network, preprocess=replace(network.preprocess, resize=side, crop=None))
                 try:
-                    found = classlens.concepts(asked, None, index, folder)
+                    row = sticker_row(asked, index, Path(folder), *drawn)
                 except DataError as error:
-                    print(f"| {label} | {about} | {error} | | |", flush=True)
-                    continue
-                if arguments.out:
-                    found.save(Path(arguments.out) / f"{label} {about}")
-                print(f"| {label} | {about} | {sticker_concept(found, centres)} |", flush=True)
+                    row = str(error)
+                print(f"| {label} | {about} | {row} |", flush=True)
+                if arguments.out and about == "refitted":
+                    classlens.concepts(asked, None, index, folder).save(Path(arguments.out) / label)
 
 
 def main() -> None:

@@ -185,9 +185,7 @@ def _predictions(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> d
     return known
 
 
-def _relevance(
-    subject: Subject, dataset: Dataset, items: Sequence[Item]
-) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def _relevance(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """For each picture, the relevance of the class at each layer: (2,C,h,w); and its logits."""
     if not items:
         return
