@@ -26,9 +26,10 @@ from classlens.data.layouts import Dataset, data_hash, open_dataset
 from classlens.errors import MethodError, ModelError
 from classlens.explanation import pictures_of, prepare
 from classlens.files import text_hash, write_bytes, write_json
-from classlens.models.loaded import LoadedModel, described
+from classlens.models.loaded import LoadedModel, described, probabilities
 from classlens.models.network import short_name
 from classlens.progress import Progress, silent
+from classlens.render.words import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,6 +82,11 @@ class Concepts:
     picture: Tensor | None = None  # (3,H,W) in [0,1]
     map: Tensor | None = None  # (H,W): the evidence for the class in the picture
     notes: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> str:
+        """What as many concepts of the likeliest other class carry, to read beside `carried`; empty without such a class."""
+        return "" if self.rival is None else f" (as many of {self.rival}: {percent(self.by_rival)})"
 
     def figure(self) -> Figure:
         """The picture, the map of the class, and its concepts with their shares, maps and reference pictures."""
@@ -248,8 +254,7 @@ def _in_picture(subject: Subject, gathered: Gathered, basis: _Basis, image: Any)
     whole, *maps = flow.through([flow.relevance.sum(0), *(parts[m] for m in order)])
     own = _name_of(image)
     found = [_concept(basis, m, float(shares[m]), one[0].cpu(), own) for m, one in zip(order, maps, strict=True)]
-    logits = tape.logits[0].detach().double().cpu()
-    chance = (logits.sigmoid() if subject.model.multilabel else logits.softmax(0))[subject.target]
+    chance = probabilities(tape.logits[0], subject.model.multilabel)[subject.target]
     return _packed(
         subject, gathered, basis, found, rest=1 - float(shares.abs().sum()), probability=float(chance),
         picture=pictures_of(batch, subject.model)[0].cpu(), map=whole[0].cpu(),
