@@ -22,7 +22,7 @@ from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
 from classlens.methods import METHODS, UNRELIABLE, Case, LayerTrace, Method, Result, check_options, resolve
-from classlens.models.loaded import LoadedModel, described
+from classlens.models.loaded import LoadedModel, described, probabilities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,20 +133,16 @@ class Explanation:
         """
         if self.targets[row, k] < 0:
             return float("nan")
-        return float(self._probabilities(row)[self.targets[row, k]])
+        return float(probabilities(self.logits[row], self.multilabel)[self.targets[row, k]])
 
     def likeliest_rival(self, row: int, k: int) -> tuple[int, float] | None:
         """The most likely rival of the k-th target, and its probability; None if it has no rivals."""
         target = self.target(row, k)
         if not isinstance(target, Contrast):
             return None
-        found = self._probabilities(row)
+        found = probabilities(self.logits[row], self.multilabel)
         rival = max(target.among(len(found)), key=found.tolist().__getitem__)
         return rival, float(found[rival])
-
-    def _probabilities(self, row: int) -> Tensor:
-        logits = self.logits[row].detach().double().cpu()
-        return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
     def figure(self, scale: str | float = "own") -> Figure:
         """A figure of the images and overlays: `e.figure().savefig("e.png")`.
