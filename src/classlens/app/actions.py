@@ -187,7 +187,7 @@ def _panel(studio: Studio, picture: Picture, wish: Wish, index: int, method: str
         signed=e.signed,
         index=index,
         name=e.name(),
-        method=method,
+        method=e.method,
         seconds=e.report.seconds,
         ends=(against, "for it") if e.signed else ("nothing", "for it (a method without “against”)"),
         rivals=than or render.rival_text(e, 0, 0),

@@ -27,12 +27,14 @@ from torch import Tensor
 
 from classlens import demo, render
 from classlens.app.offers import Given, Offer, Rivals, offer
+from classlens.core.method_text import AUTO
 from classlens.core.targets import Targets
 from classlens.data.images import open_image
 from classlens.errors import DataError, ImageError, MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
+from classlens.models.choice import named
 from classlens.progress import listener
 
 if TYPE_CHECKING:
@@ -128,7 +130,9 @@ class Studio:
         given: Given = NOTHING,
     ) -> Explanation:  # fmt: skip
         """The explanation of one choice, from the cache if possible."""
-        if method not in METHODS:  # a request may hold anything
+        if method == AUTO:
+            method = named(AUTO, self.models[model])
+        elif method not in METHODS:  # a request may hold anything
             raise MethodError("there is no such method; pick one from the list")
         targets, than, key = self._asked(picture, model, index, rather_than, given)
         make = partial(explain, self.models[model], picture.inputs[model], targets, method, rather_than=than)

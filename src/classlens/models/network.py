@@ -86,10 +86,21 @@ def input_size(preprocess: Preprocess) -> tuple[int, int]:
 def fingerprint(loaded: LoadedModel, letters: int = 10) -> str:
     """Of everything that decides what the network computes, but its code: weights, buffers, preprocessing."""
     digest = hashlib.sha256(repr(sorted(loaded.preprocess.to_json().items())).encode())
-    for name, tensor in loaded.model.state_dict().items():
+    _add_weights(digest, loaded.model)
+    return digest.hexdigest()[:letters]
+
+
+def weights_hash(model: nn.Module) -> str:
+    """The SHA-256 of the parameters and buffers of a network, by their names."""
+    digest = hashlib.sha256()
+    _add_weights(digest, model)
+    return digest.hexdigest()
+
+
+def _add_weights(digest: hashlib._Hash, model: nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:letters]
 
 
 def short_name(name: str) -> str:
