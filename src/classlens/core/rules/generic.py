@@ -21,6 +21,9 @@ Shares = Sequence[Tensor | None]  # one for each input of the node; None: that i
 Quotient = Callable[[Tensor, Tensor], Tensor]
 
 
+_MANY = 4096  # numbers: fewer are faster compared than searched
+
+
 def divide(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a / b, and 0 where b is 0.
 
@@ -37,8 +40,8 @@ def divide_released(a: Tensor, b: Tensor) -> Tensor:
 
 def _unless_zero(quotient: Tensor, b: Tensor) -> Tensor:
     # On a CPU, comparing and filling takes ten times as long as dividing, and usually no divisor is 0. (On other
-    # devices the check would cost more, because it waits for the device.)
-    if b.device.type == "cpu" and b.numel():
+    # devices the check would cost more, because it waits for the device; for a few numbers it costs more too.)
+    if b.device.type == "cpu" and b.numel() >= _MANY:
         low, high = b.aminmax()
         if low > 0 or high < 0 or b.abs().amin() > 0:
             return quotient
