@@ -39,6 +39,7 @@ from classlens.progress import listener
 
 if TYPE_CHECKING:
     from classlens.concept import Concepts
+    from classlens.trust import Trust
 
 MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
 DEFAULT_METHOD = "agf"
@@ -176,6 +177,14 @@ class Studio:
             return render.png(render.decomposition(explain(*asked, rather_than=than, trace=True)))
 
         return self._keep((*key, method, "decomposition"), draw, len)
+
+    def trust(
+        self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None, given: Given = NOTHING
+    ) -> Trust:
+        """The trust card of one choice; the network is run some thirty times."""
+        e = self.explain(picture, model, index, method, rather_than, given)
+        _, _, key = self._asked(picture, model, index, rather_than, given)
+        return self._keep((*key, method, "trust"), e.trust, lambda trust: trust.explanation.maps.nbytes)
 
     def concepts(self, picture: Picture, model: str, index: int, folder: str, given: Given = NOTHING) -> Concepts:
         """The concepts of a class in a picture, found in the pictures of one of the folders of the server."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Tape, home, pick_output, placed, record, unwrap
+from classlens.core.capture import Tape, home, logits_of, placed, record, unwrap
 from classlens.errors import ModelError
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
@@ -56,7 +56,7 @@ class Network:
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         device, dtype = home(self.module, images)
-        return pick_output(self.module(images.to(device, dtype)), None)
+        return logits_of(self.module, images.to(device, dtype))
 
     def record(self, images: Tensor, module: nn.Module | None = None) -> Tape:
         """The tape of a forward, of this network or of an altered copy of it."""
