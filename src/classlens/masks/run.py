@@ -90,7 +90,7 @@ def make_masks(
     methods = (name, *([against] if against else []))
     for one in methods:
         check_options(*resolve(one))
-    given = None if threshold is None and refine is None else Setting.of(threshold, refine)
+    given = None if threshold is None and refine is None else Setting.of(resolve(name)[0].signed, threshold, refine)
     dataset = open_dataset(data, split)
     subject = asked(network, dataset, classes, shown_by)
     work = _Work(subject, Path(out), Recipe(name, tuple(scales), flip, seed), weights_hash(network.module), {})
@@ -108,7 +108,7 @@ def _made(
         name, why = next(iter(work.skipped.items()))
         raise DataError(f"none of {len(items)} pictures could be used; the first, {name}: {why}")
     measured, notes = _measured(work, good, maps, given, seed, progress)
-    setting = given or (measured[mine].best if measured else Setting.of())
+    setting = given or (measured[mine].best if measured else Setting.of(resolve(mine)[0].signed))
     _write(work, good, maps[mine], setting, progress)
     made = Made(
         work.out, work.subject.names, setting, tuple(item.name for item in good), measured,
