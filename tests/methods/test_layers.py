@@ -14,7 +14,7 @@ from classlens.methods.layers import (
     _each_place_once,
     evidence_at,
     first_layers,
-    gradient_values,
+    gradient_points,
     head_layers,
     is_spatial_conv,
     last_layers,
@@ -216,7 +216,7 @@ def test_evidence_is_taken_through_each_layer_apart() -> None:
     tape = parts(do, a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     layers = last_layers(tape)
     cotangents = torch.rand(2, 2, 3)
-    gradients = tape.gradients(cotangents, gradient_values(tape, layers))
+    gradients = tape.gradients(cotangents, gradient_points(tape, layers))
     ((value, evidence),) = evidence_at(tape, layers, gradients).items()
     of_layer = {node.module: linear_map(node) for node in layers}
     on = (of_layer["layers.b"].forward(value.tensor, of_layer["layers.b"].weight) + of_layer["layers.b"].bias) > 0

@@ -148,7 +148,7 @@ def _of(model: LoadedModel, found: Survey) -> Offer:
             found=best.clamp(max=len(maps) - 1),
         )
     assert found.logits is not None
-    shares = probabilities(found.logits, model.multilabel)
+    shares = probabilities(found.logits, model.multilabel or found.labels)
     return Offer("class", tuple(name(i) for i in range(len(shares))), shares, lambda i, than, place: (i, than))
 
 

@@ -66,7 +66,8 @@ def explain(
             "--method",
             "-M",
             metavar="NAME",
-            help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`.",
+            help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`. "
+            "`auto`: the one that `classlens choose` stored for the network.",
         ),
     ] = "agf",
     device: Device = "auto",
@@ -98,9 +99,10 @@ def explain(
     segmentation.png, the class with the most evidence at each pixel; with --trust also a card for each map. For a
     volume, each map is also a NIfTI file on the scan's own grid.
     """
-    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True)
+    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True, auto=True)
     import classlens
     from classlens.data.images import ahead
+    from classlens.models.choice import named
 
     questions = questions_of(text, box, region, like, neuron)
     refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
@@ -109,6 +111,7 @@ def explain(
     loaded = load_model(model, weights, device)
     if multilabel:
         _check_multilabel(loaded)
+    method = named(method, loaded)
     images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []

@@ -6,13 +6,24 @@ They are found on the tape, so this works for any architecture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Places, Tape, Value, image_index, last_linear, place_index
+from classlens.core.capture import (
+    Axis,
+    Node,
+    Places,
+    Point,
+    Tape,
+    Value,
+    has_own_gradient,
+    image_index,
+    last_linear,
+    place_index,
+)
 from classlens.core.ops import LINEAR_OPS, SEVERAL_OUTPUTS, Kind, of_kind
 from classlens.core.rules.linear import linear_map
 from classlens.core.rules.propagate import smallest_peak, without_denormals
@@ -115,11 +126,14 @@ def is_spatial_conv(tape: Tape, node: Node) -> bool:
     return node.op == convolution(tape) and any(k > 1 for k in linear_map(node).kernel)
 
 
-def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tensor:
+def own_gradient(tape: Tape, node: Node, gradients: Mapping[Point, Tensor]) -> Tensor:
     """The gradient at the input of a layer, *through that layer*: W^T g_out.
 
-    If the input has no other use, this is autograd's gradient; otherwise it takes one adjoint.
+    If the input has no other use, this is autograd's gradient at the input. Otherwise it is what autograd passes on
+    within the layer or, where that cannot be told, one adjoint.
     """
+    if node in gradients:
+        return gradients[node]
     layer = linear_map(node)
     if len(tape.consumers[layer.value]) == 1:
         return gradients[layer.value]
@@ -127,13 +141,19 @@ def own_gradient(tape: Tape, node: Node, gradients: dict[Value, Tensor]) -> Tens
     return layer.adjoint(without_denormals(gradient, smallest_peak([gradient])), layer.weight)
 
 
-def gradient_values(tape: Tape, nodes: Iterable[Node]) -> list[Value]:
-    """The values whose gradients `own_gradient` needs."""
-    pairs = ((linear_map(node).value, node.outputs[0]) for node in nodes)
-    return [value if len(tape.consumers[value]) == 1 else output for value, output in pairs]
+def gradient_points(tape: Tape, nodes: Iterable[Node]) -> list[Point]:
+    """Where `own_gradient` needs gradients."""
+
+    def point(node: Node) -> Point:
+        value = linear_map(node).value
+        if len(tape.consumers[value]) == 1:
+            return value
+        return node if has_own_gradient(node) else node.outputs[0]
+
+    return [point(node) for node in nodes]
 
 
-def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: dict[Value, Tensor]) -> dict[Value, Tensor]:
+def evidence_at(tape: Tape, nodes: Iterable[Node], gradients: Mapping[Point, Tensor]) -> dict[Value, Tensor]:
     """Phi^(1) = x * gradient at the inputs of layers: {value: (K, *shape)}.
 
     The gradient is the one through that layer, so an input with several uses is not counted twice.

@@ -26,7 +26,7 @@ from classlens.core.rules.linear import (
 from classlens.core.rules.linear import gamma as gamma_rule
 from classlens.core.rules.propagate import Ledger, Merge, Rule, add_shares, forgetting, propagate, rule_for
 from classlens.errors import MethodError
-from classlens.methods.layers import SIGNED_SUMS, evidence_at, first_layers, gradient_values, last_layers
+from classlens.methods.layers import SIGNED_SUMS, evidence_at, first_layers, gradient_points, last_layers
 from classlens.methods.registry import UNRELIABLE, Case, Result, balance, is_release, method, of_colours, total
 
 LayerRule = Callable[[LinearMap, Tensor, Quotient], Tensor]
@@ -321,7 +321,7 @@ def contrastive_excitation_bp(case: Case) -> Result:
     """The two walks differ only in their first step, so one sweep from there propagates the difference."""
     tape = case.tape
     last = last_layers(tape)
-    gradients = tape.gradients(case.directions(), gradient_values(tape, last))
+    gradients = tape.gradients(case.directions(), gradient_points(tape, last))
     start: dict[Value, Tensor] = {}
     for value, evidence in evidence_at(tape, last, gradients).items():
         axes = tuple(range(2, evidence.dim()))

@@ -17,6 +17,7 @@ from classlens.evaluate.manifest import versions
 from classlens.files import write_text
 from classlens.methods import check_options, resolve
 from classlens.models import LoadedModel
+from classlens.models.choice import named
 from classlens.progress import Progress, silent
 from classlens.report import words
 from classlens.report.choose import choose_all
@@ -69,6 +70,7 @@ def report(
         raise DataError(f"{path} is a folder: give a file name, such as {path / 'report.html'}")
     if not 1 <= top <= TOP_MOST:
         raise SettingsError(f"a section cannot have {top} entries; give 1 to {TOP_MOST}")
+    method = named(method, model)
     check_options(*resolve(method))
     subject = Subject(model, open_dataset(data), method, seed)
     items = subject.dataset.select(limit, seed)

@@ -50,6 +50,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+COMPLETE = Limits(good=0.1, bad=-0.1)
+
+
+def _of_the_rest(m: Measures) -> str:
+    lost = f"without the strongest 15 % of the picture {_percent(m.strongest)} of the class is left"
+    if COMPLETE.judge(m.completeness) == TRUST:
+        return f"{lost}, without any quarter of the rest {_percent(min(1.0, m.rest))} or more"
+    return f"a place in the {m.rest_place} matters too, beside what is shown: {lost}, without it {_percent(m.rest)}"
+
+
 CRITERIA: dict[str, Criterion] = {
     "signal": Criterion(
         Limits(good=1.0, bad=0.0),
@@ -81,6 +91,7 @@ CRITERIA: dict[str, Criterion] = {
             f"{_percent(m.kept_elsewhere)}"
         ),
     ),
+    "completeness": Criterion(COMPLETE, lambda m: m.completeness, _of_the_rest),
     "stability": Criterion(
         Limits(good=0.73, bad=0.18),
         lambda m: m.stability,

@@ -56,7 +56,7 @@ def test_means_are_compared_relative_to_their_length_in_each_image() -> None:
     back = torch.ones(1, 2, 512, dtype=torch.float64)
     eps = torch.finfo(torch.float32).eps
     front = back * torch.tensor([1 + 40 * eps, 1 + 80 * eps], dtype=torch.float64).view(1, 2, 1)
-    equal = agf._equal_means(3 * torch.stack([back, front], -1), torch.float32)
+    equal = agf._equal_means(3 * torch.stack([back, front], -2), torch.float32)
     assert equal.tolist() == [[[True], [False]]]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 _NORMS = frozenset(("NativeBatchNormBackward0", "NativeBatchNormLegitBackward0"))  # an instance norm is one inside
+_NEARBY = 12  # functions: a layer with its weights, its padding and its norm has fewer
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -53,6 +54,47 @@ def has_odd_layout(t: Tensor) -> bool:
 def regular(t: Tensor) -> Tensor:
     """The same values in a layout that is not odd."""
     return t.contiguous() if has_odd_layout(t) else t
+
+
+def function_between(output: GradientEdge, value: GradientEdge) -> tuple[Any, int] | None:
+    """The function of autograd's graph that reads `value` for the layer with this output, and in which argument.
+
+    Its gradient for that argument is the gradient at the value *through the layer*, also if the value has other uses.
+    None if there are several such functions, or if they are not found nearby.
+    """
+    found, seen, todo = [], {None, value.node}, [output.node]
+    while todo:
+        function = todo.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        if len(seen) > _NEARBY:
+            return None
+        for argument, (following, number) in enumerate(function.next_functions):
+            if following is value.node and number == value.output_nr:
+                found.append((function, argument))
+            else:
+                todo.append(following)
+    return found[0] if len(found) == 1 else None
+
+
+@contextlib.contextmanager
+def caught(functions: Sequence[tuple[Any, int]]) -> Iterator[list[Tensor | None]]:
+    """What functions of autograd's graph pass on to one of their arguments in a backward pass within this block."""
+    found: list[Tensor | None] = [None] * len(functions)
+
+    def catching(row: int, argument: int) -> Any:
+        def catch(passed: Sequence[Tensor | None], _: Any) -> None:
+            found[row] = passed[argument]
+
+        return catch
+
+    handles = [one.register_hook(catching(row, argument)) for row, (one, argument) in enumerate(functions)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

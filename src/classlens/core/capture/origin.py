@@ -11,6 +11,7 @@ and the others keep the indices of the entries that they are computed at.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,22 +63,29 @@ class Axis:
         # A sum in another precision would copy the tensor: only the sums over the last axes are added in float64.
         rows = relevance.movedim(1 + self.axis, 1)
         rows = rows.flatten(3).sum(3) if rows.dim() > 3 else rows
-        rows = rows.flatten(2).sum(2, dtype=torch.float64)
+        rows = rows.flatten(2).sum(2, dtype=torch.float64) if rows.dim() > 2 else rows.double()
         return rows.new_zeros(len(rows), images).index_add_(1, self.image.to(rows.device), rows)
 
     def first(self, relevance: Tensor, images: int) -> Tensor:
         """(K, images, entries of an image, ...): relevance (K, *shape) with the images first."""
         rows = relevance.movedim(1 + self.axis, 1)
-        order = self.image.argsort(stable=True).to(rows.device)
-        found: Tensor = rows.index_select(1, order).unflatten(1, (images, -1))
+        if not self.in_order:
+            rows = rows.index_select(1, self.image.argsort(stable=True).to(rows.device))
+        found: Tensor = rows.unflatten(1, (images, -1))
         return found
 
     def restored(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
         """(K, *shape): the inverse of `first`, whose axes after the images may have been flattened."""
         others = [size for axis, size in enumerate(shape) if axis != self.axis]
         rows = rows.reshape(len(rows), shape[self.axis], *others)
-        order = self.image.argsort(stable=True).argsort().to(rows.device)
-        return rows.index_select(1, order).movedim(1, 1 + self.axis)
+        if not self.in_order:
+            rows = rows.index_select(1, self.image.argsort(stable=True).argsort().to(rows.device))
+        return rows.movedim(1, 1 + self.axis)
+
+    @functools.cached_property
+    def in_order(self) -> bool:
+        """Whether the first image comes first, then the second: nothing has to be moved, or copied."""
+        return bool((self.image[1:] >= self.image[:-1]).all())
 
 
 def image_index(tape: Tape) -> dict[Value, Axis]:
@@ -297,7 +305,11 @@ class Places:
 
     def on_grid(self, share: Tensor, axis: Axis, images: int) -> Tensor:
         """Relevance (K, *shape), summed over channels, heads and windows: (K, images, h, w)."""
-        index = self.index.expand(share.shape[1:])[None]
+        # What lies on one place is added first: channels, if they are not on the axis of the images.
+        index = self.index.reshape([1] * (share.dim() - 1 - self.index.dim()) + list(self.index.shape))
+        alike = [1 + i for i, size in enumerate(index.shape) if size == 1 and i != axis.axis]
+        share = share.sum(alike, keepdim=True) if alike else share
+        index = index.expand(share.shape[1:])[None]
         places = axis.first(index, images)[0].flatten(1).long()  # (images, entries)
         values = axis.first(share, images).flatten(2)
         found = values.new_zeros(*values.shape[:2], math.prod(self.grid) + 1)

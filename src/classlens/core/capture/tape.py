@@ -53,6 +53,24 @@ def value_of(tensor: Tensor) -> Value:
     return Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
 
 
+def _read(point: Point) -> Value:
+    """A value; of a layer, the one that it reads."""
+    if isinstance(point, Node):
+        value: Value = point.arguments()["input"]
+        return value
+    return point
+
+
+def _between(layer: Node) -> tuple[Any, int] | None:
+    output, value = layer.outputs[0].edge, _read(layer).edge
+    return None if output is None or value is None else backward.function_between(output, value)
+
+
+def has_own_gradient(layer: Node) -> bool:
+    """Whether autograd has the gradient at the input of a layer through this layer alone."""
+    return _between(layer) is not None
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation: its canonical name, the call, its input values and output values."""
@@ -65,6 +83,7 @@ class Node:
     module: str  # dotted name of the module whose forward made the call
     mutates: bool = False
     inputs: tuple[Value, ...] = ()  # the Values among the arguments; found if not given
+    cut: bool = False  # it was called in `torch.no_grad()`: no gradient passes through it
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -105,6 +124,8 @@ class Node:
         return _run(self.func, args, kwargs, self.mutates)
 
 
+Point = Value | Node  # where a gradient is wanted: at a value, or at the input of a layer through the layer
+
 _BY_MEMORY = ("as_strided", "as_strided_scatter")  # their strides are those of the recorded tensor
 
 
@@ -144,6 +165,8 @@ class Tape:
     opaque: str = ""  # an operation that torch cannot differentiate, and where it is
     notes: tuple[str, ...] = ()  # for the report
     odd: bool = False  # a batch norm read an odd memory layout: its gradients need care
+    obeys: bool = True  # `torch.no_grad()` inside the network makes constants: see `modes`
+    ends: str = ""  # the softmax or sigmoid that the network ends with; the output is what it reads
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 
@@ -170,33 +193,42 @@ class Tape:
         found = [each * value.shape.numel() for node in self.nodes for value in node.outputs]
         return sum(found), max(found, default=0)
 
-    def gradients(self, cotangents: Tensor, values: Sequence[Value], keep: bool = True) -> dict[Value, Tensor]:
+    def gradients(self, cotangents: Tensor, at: Sequence[Point], keep: bool = True) -> dict[Point, Tensor]:
         """The gradients of K scores at each value, {value: (K, *value.shape)}.
 
         `cotangents` (K, *logits.shape) are the gradients of the scores at the logits. Each score takes one autograd
         backward pass; no layer runs again. A value that does not affect the score gets zeros. The gradient is the sum
-        over all uses of a value. `keep=False` frees autograd's buffers on the way, which is faster, for the last call.
+        over all uses of a value; with a layer in place of a value, it is the gradient at the layer's input through
+        this layer alone (`has_own_gradient`). `keep=False` frees autograd's buffers on the way, which is faster, for
+        the last call.
         """
-        self.check_gradients(values)
-        wanted = [value for value in dict.fromkeys(values) if value.edge is not None]
+        read = {point: _read(point) for point in at}
+        self.check_gradients(list(read.values()))
+        wanted = [point for point, value in read.items() if value.edge is not None]
         last = len(cotangents) - 1
         with self.differentiating():
             rows = [self._backward(c, wanted, keep or i < last) for i, c in enumerate(cotangents) if wanted]
         found = {
-            value: _stacked([torch.zeros_like(value.tensor) if g is None else g for g in column])
-            for value, column in zip(wanted, zip(*rows, strict=True), strict=True)
+            point: _stacked([torch.zeros_like(read[point].tensor) if g is None else g for g in column])
+            for point, column in zip(wanted, zip(*rows, strict=True), strict=True)
         }
         return {
-            value: found[value] if value in found else value.tensor.new_zeros(len(cotangents), *value.shape)
-            for value in values
+            point: found[point] if point in found else value.tensor.new_zeros(len(cotangents), *value.shape)
+            for point, value in read.items()
         }
 
-    def _backward(self, cotangent: Tensor, wanted: Sequence[Value], keep: bool) -> tuple[Any, ...]:
+    def _backward(self, cotangent: Tensor, wanted: Sequence[Point], keep: bool) -> list[Tensor | None]:
         assert self.output.edge is not None
-        edges = [value.edge for value in wanted if value.edge is not None]
-        return backward.gradients(
-            [self.output.edge], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True
-        )
+        layers = [point for point in wanted if isinstance(point, Node)]
+        values = list(dict.fromkeys(_read(point) for point in wanted))
+        edges = [value.edge for value in values if value.edge is not None]
+        with backward.caught([between for layer in layers if (between := _between(layer)) is not None]) as caught:
+            gradients = backward.gradients(
+                [self.output.edge], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True
+            )
+        found: dict[Point, Tensor | None] = dict(zip(values, gradients, strict=True))
+        found |= zip(layers, caught, strict=True)
+        return [found[point] for point in wanted]
 
     def check_gradients(self, values: Sequence[Value] = ()) -> None:
         """Refuse gradients that autograd would silently get wrong."""

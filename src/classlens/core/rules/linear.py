@@ -41,7 +41,7 @@ class LinearMap:
     value: Value  # its live input
     unscaled: Tensor  # the weight without `scale`
     bias: Tensor | None  # shaped to be added to the output
-    forward: Callable[[Tensor, Tensor], Tensor]  # (x, W) -> W x, no bias
+    forward: Callable[..., Tensor]  # (x, W) -> W x; (x, W, b) -> W x + b, with b (outputs,)
     adjoint: Callable[[Tensor, Tensor], Tensor]  # (r (K, *output shape), W) -> W^T r (K, *input shape)
     of_ones: Callable[[Tensor], Tensor]  # W -> W 1, for one image; cheaper than `forward` of an image of ones
     kernel: tuple[int, ...]  # () for a linear layer
@@ -115,11 +115,11 @@ class _Convolution:
         """Whether each output reads a single position, so that it is a matrix product."""
         return max(self.kernel) == 1 and self.groups == 1 and max(*self.before, *self.after) == 0
 
-    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         padding: Any = self.before
         if self.before != self.after:
             x, padding = F.pad(x, pad_sizes(self.before, self.after)), 0
-        out: Tensor = _CONV[len(self.kernel)](x, w, None, self.stride, padding, self.dilation, self.groups)
+        out: Tensor = _CONV[len(self.kernel)](x, w, b, self.stride, padding, self.dilation, self.groups)
         return out
 
     def adjoint(self, r: Tensor, w: Tensor) -> Tensor:
@@ -166,9 +166,9 @@ class _Transposed:
         padding, extra = per_axis(a.get("padding", 0), n), per_axis(a.get("output_padding", 0), n)
         return cls(size, (stride, padding, dilation, a.get("groups", 1)), extra)
 
-    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         stride, padding, dilation, groups = self.geometry
-        out: Tensor = _CONV_T[w.dim() - 2](x, w, None, stride, padding, self.extra, groups, dilation)
+        out: Tensor = _CONV_T[w.dim() - 2](x, w, b, stride, padding, self.extra, groups, dilation)
         return out
 
     def adjoint(self, r: Tensor, w: Tensor) -> Tensor:

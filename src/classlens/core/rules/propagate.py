@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from classlens.core.capture import Axis, Node, Tape, Value, image_index
+from classlens.core.capture import Axis, Node, Point, Tape, Value, image_index
 from classlens.core.ops import KEEPS_CONSTANTS, SEVERAL_OUTPUTS, Constants, Kind, of_kind
 from classlens.core.rules.generic import Shares
 from classlens.errors import UnsupportedOp
@@ -114,12 +114,11 @@ class Ledger:
         The same holds for a contribution that a smooth activation reduced to almost 0 (1e-39), where R / z would be
         infinite. That relevance is recorded as absorbed.
         """
-        size = total.abs()
         least = torch.finfo(total.dtype).tiny ** 0.5
         per_unit = relevance / total
-        if size.numel() and size.amin() >= least:
+        if total.numel() and (total.amin() >= least or total.abs().amin() >= least):
             return per_unit
-        nothing = size < least
+        nothing = total.abs() < least
         self.absorb(torch.where(nothing, relevance, 0))
         return per_unit.masked_fill_(nothing, 0)
 
@@ -252,7 +251,7 @@ def _nothing(start: Mapping[Value, Tensor], value: Value) -> Tensor:
     return torch.zeros(len(next(iter(start.values()))), *value.shape).to(value.tensor)
 
 
-def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Callable[[Node], None]:
+def forgetting(tape: Tape, gradients: dict[Point, Tensor] | None = None) -> Callable[[Node], None]:
     """A callback that frees the values of a tape, and their gradients, behind the sweep: for the last use of a tape.
 
     No earlier node reads an output of a later one. `tape` is the whole tape, also if the sweep walks a folded one.
@@ -263,6 +262,8 @@ def forgetting(tape: Tape, gradients: dict[Value, Tensor] | None = None) -> Call
     def forget(node: Node) -> None:
         nonlocal freed
         tape.output.edge = None  # which holds all of autograd's graph
+        if gradients is not None:
+            gradients.pop(node, None)
         while ahead:
             last = ahead.pop()
             for value in last.outputs:

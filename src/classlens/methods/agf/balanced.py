@@ -131,25 +131,26 @@ class Balanced:
         """C and, in deep layers, the residual; the relevance of deep layers is also kept for the coarse evidence."""
         layer = linear_map(node)
         sizes = Magnitudes.of(layer)
-        active = sizes.x.sign()
+        active = sizes.x.sign() if sizes.x.numel() and sizes.x.amin() == 0 else None  # None: every unit is on
         phi = self.influence(sizes.with_position(), relevance, active)
         if layer.kernel:
             self.streams.note(node, C=phi)
         if node in self.deep and self.weight:
             phi = self.with_residual(node, phi)
         if _skips_places(node):
-            phi = terms.smoothed(phi, active)
+            phi = terms.smoothed(phi, torch.ones_like(sizes.x) if active is None else active)
         if node in self.deep and "coarse" not in self.options.dropped:
             self.see(node, phi)
         return only_input(node, layer.value, phi)
 
-    def influence(self, sizes: Magnitudes, relevance: Tensor, active: Tensor) -> Tensor:
+    def influence(self, sizes: Magnitudes, relevance: Tensor, active: Tensor | None) -> Tensor:
         """C. A unit that is off is no evidence: what it would get stays here."""
         ledger = self.streams.ledger
         c = sizes.share(relevance, ledger)
-        ledger.absorb(c)
-        c.mul_(active)
-        ledger.absorb(c, -1.0)
+        if active is not None:
+            ledger.absorb(c)
+            c.mul_(active)
+            ledger.absorb(c, -1.0)
         return c
 
     def with_residual(self, node: Node, c: Tensor) -> Tensor:
@@ -223,11 +224,8 @@ class Magnitudes:
 
     def share(self, relevance: Tensor, ledger: Ledger) -> Tensor:
         """|x| |W|^T [R / (|W| |x| + |b|)]; the share of |b| is recorded as absorbed."""
-        z = self.layer.forward(self.x, self.w)
-        if self.b is None:
-            per_unit = ledger.quotient(relevance, z)
-        else:
-            per_unit = ledger.quotient(relevance, z.add_(self.b))
-            over_places = per_unit.flatten(3).sum(3) if self.layer.kernel else per_unit
-            ledger.absorb(over_places * self.b.flatten())
+        bias = None if self.b is None else self.b.flatten()
+        per_unit = ledger.quotient(relevance, self.layer.forward(self.x, self.w, bias))
+        if bias is not None:
+            ledger.absorb((per_unit.flatten(3).sum(3) if self.layer.kernel else per_unit) @ bias)
         return self.layer.adjoint(per_unit, self.w).mul_(self.x)

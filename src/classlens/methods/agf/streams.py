@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from classlens.core.capture import Node, Tape, Value
+from classlens.core.capture import Node, Point, Tape, Value
 from classlens.core.rules.generic import Shares
 from classlens.core.rules.propagate import Ledger, Sweep, Watch, forgetting
 from classlens.core.targets import OfClass, picked
 from classlens.errors import TargetError
-from classlens.methods.layers import evidence_at, gradient_values, own_gradient
+from classlens.methods.layers import evidence_at, gradient_points, own_gradient
 from classlens.methods.registry import Case, LayerTrace, Result, balance, of_colours
 
 PAPER = "Gur, Ali, Wolf: Visualization of Supervised and Self-Supervised Neural Networks via AGF, AAAI 2021"
@@ -36,7 +36,7 @@ class Streams:
     """The two streams at the top of the network, and the records that the sweep writes."""
 
     tape: Tape
-    gradients: dict[Value, Tensor]  # of the score, at the layers that need them
+    gradients: dict[Point, Tensor]  # of the score, at the layers that need them
     start: dict[Value, Tensor]  # the initial relevance, x * gradient at the input of the head
     ledger: Ledger
     trace: dict[Node, dict[str, Tensor]] | None  # the terms of each layer; None: not requested
@@ -79,7 +79,7 @@ def open_streams(case: Case, tape: Tape, top: list[Node], full: Iterable[Node], 
     with torch.enable_grad():
         scores = case.scores(logits, picked if alone else score)  # for a callable, its value
         cotangents = torch.stack([torch.autograd.grad(s.sum(), logits, retain_graph=True)[0] for s in scores.unbind(1)])
-    gradients = tape.gradients(cotangents, gradient_values(tape, [*top, *full]), keep=not case.once)
+    gradients = tape.gradients(cotangents, gradient_points(tape, [*top, *full]), keep=not case.once)
     start = evidence_at(tape, top, gradients)
     notes = (_SATURATED,) if not cotangents.flatten(2).any(2).all() else ()
     done = forgetting(case.tape, gradients) if case.once else None

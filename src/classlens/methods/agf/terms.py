@@ -192,11 +192,14 @@ def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: 
     """
     partition, nothing = c.mean(2, keepdim=True), c.new_zeros([1] * c.dim())
     dropped = options.dropped
-    f_dx = nothing if "Fdx" in dropped else factorised(gradient, partition, formula)
+    features = {} if "Fdx" in dropped else {"Fdx": gradient}
+    if "Fx" not in dropped and not options.gradcam:
+        features["Fx"] = x
+    found = dict(zip(features, factors(list(features.values()), partition, formula), strict=True))
+    f_x, f_dx = found.get("Fx", nothing), found.get("Fdx", nothing)
     gate = 1.0 if "gate" in dropped else torch.sigmoid(c) if formula.gate is None else formula.gate
     if options.gradcam:
         return Residual(gradcam_residual(x, gradient), f_dx, nothing, gate)
-    f_x = nothing if "Fx" in dropped else factorised(x, partition, formula)
     m = nothing if "M" in dropped else interaction(x, gradient, formula.quotient)
     return Residual(f_x, f_dx, m, gate)
 
@@ -208,35 +211,46 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
     H = sigmoid(s Y) = R W with R = [R_b R_f], the two means; W by (ridge) least squares, non-negative;
     F = (W_f - W_b)+.
     """
+    return factors([y], partition, formula)[0]
+
+
+def factors(features: Sequence[Tensor], partition: Tensor, formula: Formula) -> list[Tensor]:
+    """`factorised` of several features Y, with the algebra of all of them in one go: it costs as much as that of one.
+
+    The two means are nearly parallel, so the 2x2 solve and the difference of its rows use float64, and the difference
+    is computed before the long dot product with H. With W_b and W_f clamped at 0, (W_f - W_b)+ = min(W_f, W_f - W_b)+.
+    """
+    if not features:
+        return []
     phi = partition.flatten(2)  # (K,B,N)
     back = phi <= 0 if formula.zero_is_background else phi < 0
-    sets = torch.stack([back, phi > 0], -1).to(y)  # (K,B,N,2)
-    y = y.flatten(3 - partition.dim())  # ([K,]B,C,N)
-    # sigmoid(s y / max y), with the small factor divided first: saves one pass over the features
-    scale = formula.quotient(torch.full_like(top := y.amax((-2, -1), keepdim=True), formula.sharpness), top)
-    h = (y * scale).sigmoid_()
-    means = divide(_over_places(h, sets), sets.sum(2)[:, :, None].clamp(min=1)).double()  # (K,B,C,2)
-    # The two means are nearly parallel, so the 2x2 solve and the difference of its rows use float64, and the
-    # difference is computed before the long dot product with H.
-    gram = means.mT @ means
+    sets = torch.stack([back, phi > 0], 2).to(phi)  # (K,B,2,N)
+    h = [_squashed(y.flatten(3 - partition.dim()), formula) for y in features]  # ([K,]B,C,N)
+    sizes = sets.sum(3, keepdim=True).clamp(min=1).double()
+    means = torch.stack([_over_places(one, sets) for one in h]) / sizes  # (Y,K,B,2,C) float64
+    gram = means @ means.mT
     inverse = torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else _ridge_inverse(gram, formula.ridge)
-    rows = inverse @ means.mT
-    rows = torch.cat([rows, rows[..., 1:, :] - rows[..., :1, :]], -2).to(y)  # (K,B,3,C): b, f, f - b
-    weights = _over_channels(rows, h)  # (K,B,3,N)
-    b, f, difference = weights.unbind(2)
-    factor = torch.where((f > 0) & (b > 0), difference, f.clamp(min=0) - b.clamp(min=0)).clamp(min=0)
+    to_rows = inverse.new_tensor([[0.0, 1.0], [-1.0, 1.0]])  # W_f, and W_f - W_b
+    rows = ((to_rows @ inverse) @ means).to(phi)
+    found = torch.stack([_over_channels(row, one) for row, one in zip(rows, h, strict=True)]).amin(3).clamp_(min=0)
     if formula.ridge == 0:  # nothing tells equal means apart, but rounding would, and the division by the maximum
-        factor = factor * ~_equal_means(means, y.dtype)
-    factor = factor.reshape(partition.shape)
-    return normalised(factor) if formula.normalise_factors else factor
+        found = found * ~_equal_means(means, phi.dtype)
+    maps = [factor.reshape(partition.shape) for factor in found]
+    return [normalised(factor) for factor in maps] if formula.normalise_factors else maps
+
+
+def _squashed(y: Tensor, formula: Formula) -> Tensor:
+    """H = sigmoid(s Y / max Y) of features ([K,]B,C,N), with the small factor divided first: one pass less."""
+    top = y.amax((-2, -1), keepdim=True)
+    return (y * formula.quotient(torch.full_like(top, formula.sharpness), top)).sigmoid_()
 
 
 def _equal_means(means: Tensor, dtype: torch.dtype) -> Tensor:
-    """(K,B,1): whether background and foreground have the same mean feature (K,B,C,2), up to the rounding of a dtype.
+    """(..., 1): whether background and foreground have the same mean feature (..., 2, C), up to a dtype's rounding.
 
     So it is with the gradient of a layer whose output is averaged over positions: it is the same everywhere.
     """
-    back, front = means.unbind(-1)
+    back, front = means.unbind(-2)
     size, difference = front.norm(dim=-1, keepdim=True), (front - back).norm(dim=-1, keepdim=True)
     equal: Tensor = difference <= 64 * torch.finfo(dtype).eps * size
     return equal
@@ -244,19 +258,20 @@ def _equal_means(means: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
     """(G + ridge I)^-1 of 2x2 matrices: the adjugate over the determinant, which is at least ridge * trace."""
-    b, off, f = gram[..., 0, 0] + ridge, gram[..., 0, 1], gram[..., 1, 1] + ridge
+    b, off, _, f = gram.flatten(-2).unbind(-1)
+    b, f = b + ridge, f + ridge
     adjugate: Tensor = torch.stack([f, -off, -off, b], -1).unflatten(-1, (2, 2))
     return adjugate / (b * f - off * off)[..., None, None]
 
 
 def _over_places(h: Tensor, sets: Tensor) -> Tensor:
-    """sum_n h[c,n] sets[n,s] -> (K,B,C,S), without copying h for each class when it is shared."""
-    if h.dim() == sets.dim():  # the long axes last: twice as fast as h @ sets
-        return torch.matmul(sets.mT, h.mT).mT
-    k, s = sets.shape[0], sets.shape[-1]
-    columns = sets.permute(1, 0, 3, 2).flatten(1, 2)  # (B,K*S,N)
-    sums: Tensor = torch.matmul(columns, h.mT).unflatten(1, (k, s))
-    return sums.permute(1, 0, 3, 2)
+    """sum_n sets[s,n] h[c,n] -> (K,B,S,C), without copying h for each class when it is shared."""
+    if h.dim() == sets.dim():
+        return torch.matmul(sets, h.mT)
+    k, s = sets.shape[0], sets.shape[2]
+    rows = sets.transpose(0, 1).flatten(1, 2)  # (B,K*S,N)
+    sums: Tensor = torch.matmul(rows, h.mT).unflatten(1, (k, s))
+    return sums.transpose(0, 1)
 
 
 def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
@@ -293,10 +308,9 @@ def balanced_residual(residual: Tensor, carrier: Tensor, weight: float) -> Tenso
     dominates the class evidence nor vanishes. `residual` has one value per position, (K,B,1,H,W): its sums over all
     units are sums over positions, weighted by the number of active units.
     """
-    sign = carrier.sign()
-    size = torch.linalg.vecdot(carrier.flatten(2), sign.flatten(2)).double()  # sum of |carrier|
-    size = size.reshape(*size.shape, *[1] * (carrier.dim() - 2))
-    active = sign.abs_()  # 1 where a unit is active: floats, since booleans are slow on a CPU
+    active = carrier.abs()
+    size = active.sum(tuple(range(2, carrier.dim())), keepdim=True).double()
+    active.sign_()  # 1 where a unit is active: floats, since booleans are slow on a CPU
     count = active.sum(2, keepdim=True).double()
     return torch.addcmul(carrier, active, (weight * size * _centred(residual, count)).to(carrier))
 
