@@ -50,14 +50,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-COMPLETE = Limits(good=0.1, bad=-0.1)
+CORRESPONDENCE = Limits(good=0.5, bad=0.1)
 
 
-def _of_the_rest(m: Measures) -> str:
-    lost = f"without the strongest 15 % of the picture {_percent(m.strongest)} of the class is left"
-    if COMPLETE.judge(m.completeness) == TRUST:
-        return f"{lost}, without any quarter of the rest {_percent(min(1.0, m.rest))} or more"
-    return f"a place in the {m.rest_place} matters too, beside what is shown: {lost}, without it {_percent(m.rest)}"
+def _of_quarters(m: Measures) -> str:
+    found = f"(correlation of evidence and loss over nine quarters of the picture: {m.correspondence:.2f})"
+    if CORRESPONDENCE.judge(m.correspondence) == TRUST:
+        return f"hiding a quarter of the picture costs the class the more, the more evidence lies there {found}"
+    return f"the {m.missed} matters more to the class than what the map shows there {found}"
 
 
 CRITERIA: dict[str, Criterion] = {
@@ -91,7 +91,7 @@ CRITERIA: dict[str, Criterion] = {
             f"{_percent(m.kept_elsewhere)}"
         ),
     ),
-    "completeness": Criterion(COMPLETE, lambda m: m.completeness, _of_the_rest),
+    "correspondence": Criterion(CORRESPONDENCE, lambda m: m.correspondence, _of_quarters),
     "stability": Criterion(
         Limits(good=0.73, bad=0.18),
         lambda m: m.stability,
