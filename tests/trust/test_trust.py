@@ -289,6 +289,14 @@ def test_what_is_left_elsewhere_counts_as_at_most_all_and_what_is_kept_as_at_lea
     assert found["removed_elsewhere"] == pytest.approx(0.975)
     assert found["kept"] == pytest.approx(0.6)
     assert found["kept_elsewhere"] == pytest.approx(0.05)
+    assert found["excess"] == 3.0
+
+
+def test_a_class_that_grows_when_parts_are_hidden_is_doubtful_at_best(card: Trust) -> None:
+    grown = replace(card.measures, excess=2.4)
+    (reason,) = (reason for reason in verdict.reasons(grown) if reason.measure == "excess")
+    assert reason.verdict == verdict.verdict(verdict.reasons(grown)) == verdict.DOUBTFUL
+    assert reason.text == "a picture with hidden parts holds 240 % of the class, so hiding proves little here"
 
 
 def two_red_squares() -> Tensor:

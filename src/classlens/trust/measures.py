@@ -59,6 +59,9 @@ class Measures:
     removed_elsewhere: float = math.nan  # and without as much elsewhere
     kept: float = math.nan  # what the marked places hold on their own,
     kept_elsewhere: float = math.nan  # and as much elsewhere
+    excess: float = (
+        math.nan
+    )  # the most that any of these altered pictures holds of it: above 1 hiding adds to the class
     correspondence: float = math.nan  # correlation of what is lost without each quarter with the evidence there
     missed: str = ""  # the quarter that matters most beyond its evidence
     stability: float = math.nan  # mean correlation with the maps of the changed pictures
@@ -161,6 +164,7 @@ def removal(subject: Subject, grid: Floats, whole: float, nothing: float, seed: 
         "removed_elsewhere": float(np.minimum(left[0, :, 1:], 1).mean()),
         "kept": float(left[1, :, 0].mean()),
         "kept_elsewhere": float(np.maximum(left[1, :, 1:], 0).mean()),
+        "excess": float(left.max()),
     }
 
 

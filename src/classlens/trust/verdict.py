@@ -50,6 +50,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+EXCESS = Limits(good=1.5, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
 CORRESPONDENCE = Limits(good=0.5, bad=0.1)
 
 
@@ -89,6 +90,15 @@ CRITERIA: dict[str, Criterion] = {
         lambda m: (
             f"the marked places alone hold {_percent(m.kept)} of the class, as much elsewhere "
             f"{_percent(m.kept_elsewhere)}"
+        ),
+    ),
+    "excess": Criterion(
+        EXCESS,
+        lambda m: m.excess,
+        lambda m: (
+            f"no picture with hidden parts holds more than {_percent(max(1.0, m.excess))} of the class"
+            if m.excess <= EXCESS.good
+            else f"a picture with hidden parts holds {_percent(m.excess)} of the class, so hiding proves little here"
         ),
     ),
     "correspondence": Criterion(CORRESPONDENCE, lambda m: m.correspondence, _of_quarters),
