@@ -85,7 +85,7 @@ class Concepts:
 
     @property
     def beside(self) -> str:
-        """What as many concepts of the likeliest other class carry, to read beside `carried`; empty without such a class."""
+        """What as many concepts of the likeliest other class carry, beside `carried`; empty without such a class."""
         return "" if self.rival is None else f" (as many of {self.rival}: {percent(self.by_rival)})"
 
     def figure(self) -> Figure:
