@@ -1,6 +1,6 @@
 """The figure of docs/masks.md: photographs beside their pseudo-labels, in the order of the run.
 
-    python tools/mask_sheet.py pseudo-pets pseudo-voc --count 6 --out docs/images/masks.jpg
+python tools/mask_sheet.py pseudo-pets pseudo-voc --count 6 --out docs/images/masks.jpg
 """
 
 from __future__ import annotations
