@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from classlens.evaluate.tests.removal import FRACTIONS, ORDERS
 
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#777777")
-WORDS = {"evidence": "by evidence (concepts)", "relevance": "by relevance (method)", "product": "activation x gradient", "random": "random order"}
+WORDS = {
+    "evidence": "by evidence (concepts)",
+    "relevance": "by relevance (method)",
+    "product": "activation x gradient",
+    "random": "random order",
+}
 
 
 def curves(run: Path, method: str, order: str) -> NDArray[np.float64]:
