@@ -70,6 +70,8 @@ def figure(found: Concepts) -> Figure:
         _row(page, found, one, left, y)
         y += _TILE + _GAP
     rest = f"{percent(max(found.rest, 0.0))} of the evidence is in none of them"
+    if not against:
+        rest += ", hardly any is against the class"
     about = rest, found.method, found.model, f"layer {found.layer}, {found.grid[0]} x {found.grid[1]}"
     if found.picture is None:  # no map, so no colours to read
         caption(page.fig, _carried(found), about)
