@@ -296,7 +296,7 @@ def interval(rows: list[Row]) -> str:
     return f": {100 * share:.1f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
-FIXED = ("signal", "conservation")  # limits that were set beforehand: logits have another scale in each network
+FIXED = ("signal", "conservation", "excess")  # limits that were set beforehand, by what they mean
 SPARED, SLACK = 0.02, 0.2
 EMPTY = {"shuffled": 1.0, "spread": 0.5}  # of a map that ignores the network, and of a constant one
 

@@ -168,7 +168,7 @@ def test_masks_show_where_the_network_looks_even_if_it_is_wrong(pictures: Path, 
 
 def test_classes_by_name_and_by_the_labels_of_the_data(pictures: Path, tmp_path: Path) -> None:
     made = make_masks(tagged.make_honest(), pictures / "classes", tmp_path, classes=["blue", "red"])
-    assert made.setting == Setting(0.3)
+    assert made.setting == Setting(0.05)
     assert made.notes == (
         "There are no drawn masks of these classes, so nothing was measured; the threshold is not chosen.",
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.early import check_method, check_new, check_out
-from classlens.cli.options import Device, ModelName, Weights, load_model
+from classlens.cli.options import Device, ModelName, Weights, load_for
 
 if TYPE_CHECKING:
     from classlens.report import Report
@@ -80,12 +80,10 @@ def report(
         check_out(concepts, option="--concepts")
     if bundle is not None:
         check_new(bundle)
-    from classlens.models.choice import named
     from classlens.report import batch_size_of
     from classlens.report import report as make
 
-    loaded = load_model(model, weights, device)
-    method = named(method, loaded)
+    loaded, method = load_for(model, weights, device, method)
     at_once = batch_size or batch_size_of(loaded)
     with Bar() as bar:
         made = make(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Labelled = Callable[[str, Setting], NDArray[np.uint8]]  # picture, setting -> its labels
 MIOU: Metric = next(metric for metric in METRICS if metric.name == "mIoU")
-DEFAULT = Setting(0.3)  # without drawn masks
 TRIED = tuple(Setting(threshold, refine) for refine in REFINEMENTS for threshold in THRESHOLDS)
 
 
