@@ -50,8 +50,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-EXCESS = Limits(good=1.5, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
-CORRESPONDENCE = Limits(good=0.28, bad=0.07)
+EXCESS = Limits(good=2.0, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
+CORRESPONDENCE = Limits(good=0.29, bad=0.07)
 
 
 def _of_quarters(m: Measures) -> str:
@@ -77,7 +77,7 @@ CRITERIA: dict[str, Criterion] = {
         lambda m: f"half of the evidence takes up {_percent(m.spread)} of the picture",
     ),
     "removal": Criterion(
-        Limits(good=0.13, bad=0.03),
+        Limits(good=0.14, bad=0.04),
         lambda m: m.removal,
         lambda m: (
             f"without the marked places {_percent(m.removed)} of the class is left, without as much elsewhere "
@@ -85,7 +85,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "sufficiency": Criterion(
-        Limits(good=0.38, bad=0.10),
+        Limits(good=0.39, bad=0.10),
         lambda m: m.sufficiency,
         lambda m: (
             f"the marked places alone hold {_percent(m.kept)} of the class, as much elsewhere "
@@ -111,7 +111,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "shuffled": Criterion(
-        Limits(good=0.62, bad=0.81),
+        Limits(good=0.64, bad=0.82),
         lambda m: m.shuffled,
         lambda m: f"the map of a network with shuffled weights correlates with this one by {m.shuffled:.2f}",
     ),
