@@ -24,8 +24,8 @@ from classlens.core.capture.recorder import Recorder
 from classlens.core.capture.tape import Node, Point, Tape, Value, has_own_gradient
 
 __all__ = [
-    "Axis", "GradientsStayOn", "Grid", "Node", "Pick", "Picker", "Places", "Point", "Reading", "Recorder", "Tape", "Value",
-    "autocast_off", "described", "fold_paddings", "folded", "footprint", "has_own_gradient", "home", "image_index", "in_float32",
-    "last_linear", "outputs_at", "pick_output", "pick_part", "place_index", "placed", "plain_logits", "record",
-    "record_logits", "run_model", "unwrap",
+    "Axis", "GradientsStayOn", "Grid", "Node", "Pick", "Picker", "Places", "Point", "Reading", "Recorder", "Tape",
+    "Value", "autocast_off", "described", "fold_paddings", "folded", "footprint", "has_own_gradient", "home",
+    "image_index", "in_float32", "last_linear", "outputs_at", "pick_output", "pick_part", "place_index", "placed",
+    "plain_logits", "record", "record_logits", "run_model", "unwrap",
 ]  # fmt: skip

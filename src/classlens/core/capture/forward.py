@@ -23,7 +23,7 @@ from classlens.core.capture.modes import GradientsStayOn, has_hooks
 from classlens.core.capture.precision import autocast_off, frees_weights, in_float32, low_precision
 from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import LOW, Recorder
-from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
+from classlens.core.capture.tape import Node, Tape, Value, as_output, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
 
@@ -64,7 +64,7 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
             recorder, logits, picker = _pass(model, modules, images, output, float32)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
-        found = recorder.current(logits)
+        found = as_output(recorder.current(logits), logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number)
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd)
         known = _Known(
@@ -130,7 +130,8 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
         with stay_on, in_float32(known.float32):
             logits = _selected(run_model(model, image), output, None)
     notes = _notes(known.lower, state.autocast, known.number)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
+    found = as_output(value_of(logits), logits)
+    return Tape((), value_of(image), found, known.ops, known.float32, known.opaque, notes, known.odd)
 
 
 def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
