@@ -1,4 +1,4 @@
-"""Which method, layer and number give the concepts that carry most of a class? Rows of several classes, and tables.
+"""Which layer and number give the concepts that carry most of a class? Rows of several classes, and tables.
 
     python benchmarks/concepts.py run --model efficientnet-lite0 --data oxford-pets --half A --out concepts.jsonl
     python benchmarks/concepts.py table concepts.jsonl --half A      # choose on half A
@@ -7,10 +7,12 @@
 
 A half is a half of the classes, by the hash of their names. The pictures of a class are divided into three: one part
 gives directions at every layer and in every number, one chooses among them, and the last says how much of the class's
-score the concepts carry, kept alone and removed. `run` resumes: classes that are in the file are not computed again.
+score the concepts carry, kept alone and removed; and how much as many of another class carry that was measured before,
+in pictures of its own. `run` resumes: classes that are in the file are not computed again.
 
-`planted` pastes a sticker into every second picture of a class, and refits the last layer so that the sticker speaks
-for the class too. Is there a concept whose reference pictures show the sticker, and is there none before the refit?
+`planted` pastes a sticker into every second picture of a class, and changes the last layer so that the sticker speaks
+for the class too. How much of the logit is the sticker: by how much does it fall without it? Which concept tells the
+pictures with a sticker from those without, how much of it lies on the sticker, and what is its share of the evidence?
 """
 
 from __future__ import annotations
@@ -26,27 +28,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import classlens
-from classlens.concept.choose import Candidates, Carried, Key, carried_by, thirds
+from classlens.concept.choose import Candidates, Carried, Key, carried_by, choose, of_rival, rival_of, thirds
 from classlens.concept.directions import ENOUGH, likeness, supporting
 from classlens.concept.flow import METHOD
 from classlens.concept.gather import LEAST, Gathered, Subject, gather
-from classlens.concept.references import SHOWN
-from classlens.core.capture import record
+from classlens.concept.references import SHOWN, shares_of
 from classlens.data.divide import half_of
 from classlens.data.images import to_image
 from classlens.data.labels import label_index
 from classlens.data.layouts import Dataset, open_dataset
 from classlens.errors import DataError
-from classlens.evaluate.tests.sanity import layers
+from classlens.evaluate.tests import cue
 from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import silent
-from trust import LEARNT, stuck, with_shortcut
 
 TRIED = (1, 2, 3, 5, 8)  # concepts
-METHODS = (METHOD, "lrp-epsilon-gamma-box", "lrp", "excitation-bp", "contrastive-excitation-bp")
+LEARNT = 150  # pictures, each with and without a sticker, from which the last layer learns it
+RISE = 10.0  # of the logit of a class with a planted sticker
 Row = dict[str, Any]
 
 
@@ -66,22 +68,29 @@ def measured(
     subject: Subject, dataset: Dataset, gathered: Gathered, before: Candidates
 ) -> tuple[list[Row], Candidates]:
     """A row for each layer and number; `before` are the directions of another class."""
-    relevance = gathered.relevance
+    relevance, target = gathered.relevance, subject.target
     find, select, judge = thirds(len(gathered.items))
-    keys: list[Key] = [(layer, n) for layer in relevance for n in TRIED if n <= len(gathered.items)]
+    keys = [(layer, n) for layer in relevance for n in TRIED if n <= len(gathered.items)]
+    rival = rival_of(gathered.logits[find], target)
+    theirs = of_rival(subject, dataset, gathered, rival, find, silent)
 
     def carried(rows: Sequence[int], found: Candidates) -> dict[Key, Carried]:
         return carried_by(subject, dataset, gathered, found, rows, silent)
 
-    chosen = carried(select, {(layer, n): supporting(relevance[layer][find], n) for layer, n in keys})
-    own = {(layer, n): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
-    judged = carried(judge, own)
-    other = carried(judge, {key: before[key] for key in keys if key in before})
+    chosen = carried(
+        select,
+        {(layer, n, target): supporting(relevance[layer][find], n) for layer, n in keys}
+        | {(layer, n, rival): supporting(theirs[layer], n) for layer, n in keys},
+    )
+    own = {(layer, n, target): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
+    foreign = {key: support for key, support in before.items() if key[:2] in keys}
+    judged = carried(judge, own | foreign)
+    other = {key[:2]: sum(judged[key]) / 2 for key in foreign}
     return [
         {
             "layer": layer, "depth": list(relevance).index(layer), "count": n, "pictures": len(gathered.items),
-            "chosen": sum(chosen[layer, n]) / 2, "kept": judged[layer, n][0], "removed": judged[layer, n][1],
-            "other": sum(other[layer, n]) / 2 if (layer, n) in other else None,
+            "chosen": sum(chosen[layer, n, target]) / 2, "rival": sum(chosen[layer, n, rival]) / 2,
+            "kept": judged[layer, n, target][0], "removed": judged[layer, n, target][1], "other": other.get((layer, n)),
             "likeness": likeness(supporting(relevance[layer][0::2], n), supporting(relevance[layer][1::2], n)),
         }
         for layer, n in keys
@@ -91,24 +100,23 @@ def measured(
 def run(arguments: argparse.Namespace) -> None:
     loaded, dataset, out = classlens.load(arguments.model), open_dataset(arguments.data), Path(arguments.out)
     name = Path(arguments.model).name
-    done = {(row["model"], row["class"], row["method"]) for row in read([out])} if out.exists() else set()
-    before: dict[str, Candidates] = defaultdict(dict)
+    done = {(row["model"], row["class"]) for row in read([out])} if out.exists() else set()
+    before: Candidates = {}
     for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
-        for method in arguments.methods.split(","):
-            if (name, label, method) in done:
-                continue
-            subject = Subject(loaded, index, method, None, Path(arguments.index))
-            try:
-                items = [item for item in dataset.select(None, 0) if dataset.label(item) == label]
-                gathered = gather(subject, dataset, items, 32, silent)
-            except DataError as error:
-                print(f"{label}: {error}", flush=True)
-                break
-            rows, before[method] = measured(subject, dataset, gathered, before[method])
-            about = {"model": name, "class": label, "half": arguments.half, "method": method}
-            with out.open("a") as file:
-                file.writelines(json.dumps(about | row) + "\n" for row in rows)
-            print(name, label, method, len(gathered.items), flush=True)
+        if (name, label) in done:
+            continue
+        subject = Subject(loaded, index, METHOD, None, Path(arguments.index))
+        try:
+            items = [item for item in dataset.select(None, 0) if dataset.label(item) == label]
+            gathered = gather(subject, dataset, items, 32, silent)
+        except DataError as error:
+            print(f"{label}: {error}", flush=True)
+            continue
+        rows, before = measured(subject, dataset, gathered, before)
+        about = {"model": name, "class": label, "half": arguments.half}
+        with out.open("a") as file:
+            file.writelines(json.dumps(about | row) + "\n" for row in rows)
+        print(name, label, len(gathered.items), flush=True)
 
 
 def read(files: list[Path]) -> list[Row]:
@@ -118,8 +126,10 @@ def read(files: list[Path]) -> list[Row]:
 # ------------------------------------------------------------------------------------------------------ table
 
 Rule = Callable[[list[Row]], Row]  # the rows of the largest number, one for each layer -> that of a layer
+CHOSEN = "carries most beyond the rival's"
 LAYERS: dict[str, Rule] = {
-    "chosen": lambda rows: max(rows, key=lambda row: row["chosen"]),
+    CHOSEN: lambda rows: max(rows, key=lambda row: row["chosen"] - row["rival"]),
+    "carries most": lambda rows: max(rows, key=lambda row: row["chosen"]),
     "deepest": lambda rows: min(rows, key=lambda row: row["depth"]),
     "finest": lambda rows: max(rows, key=lambda row: row["depth"]),
 }
@@ -162,87 +172,99 @@ def table(arguments: argparse.Namespace) -> None:
     def head(what: str) -> None:
         print(f"\n| {what}, half {arguments.half} | {columns} |\n{'|---' * 8}|")
 
-    head("method")
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
-        print(line(method, [picked(one, "chosen", ENOUGH) for one in groups(mine)]))
-    rows = [row for row in rows if row["method"] == METHOD]
     head("layer")
     for layer in LAYERS:
         print(line(layer, [picked(one, layer, ENOUGH) for one in groups(rows)]))
     head("number: the smallest that carries")
     for enough in (0.8, 0.9, 0.95, 0.98, 1.0):
-        print(line(f"{100 * enough:.0f} % of the most", [picked(one, "chosen", enough) for one in groups(rows)]))
+        print(line(f"{100 * enough:.0f} % of the most", [picked(one, CHOSEN, enough) for one in groups(rows)]))
     head("network")
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
-        print(line(model, [picked(one, "chosen", ENOUGH) for one in groups(mine)]))
+        print(line(model, [picked(one, CHOSEN, ENOUGH) for one in groups(mine)]))
 
 
 # ---------------------------------------------------------------------------------------------------- planted
 
 
-def with_sticker_for(loaded: LoadedModel, dataset: Dataset, index: int) -> LoadedModel:
-    """The network with a class for which a sticker speaks too: with one, its logit is about ten higher."""
-    learnt = [(item.name, loaded.preprocess(dataset.picture(item))) for item in dataset.select(LEARNT, 1)]
-    tricked, last = with_shortcut(loaded, learnt), layers(loaded.model, record(loaded.model, learnt[0][1][None]))[-1]
-    layer, before = tricked.model.get_submodule(last), loaded.model.get_submodule(last)
-    with torch.no_grad():
-        for name in ("weight", "bias"):
-            mine, clean = getattr(layer, name), getattr(before, name)
-            sticker = mine[-1] / 3  # it was fitted to a logit of 30
-            mine.copy_(clean)
-            mine[index] += sticker
-    return tricked
+def with_sticker_for(loaded: LoadedModel, dataset: Dataset, label: str, index: int) -> LoadedModel:
+    """The network with a class for which a sticker speaks too: it learns the sticker from pictures of other classes."""
+    items = [item for item in dataset.select(None, 1) if dataset.label(item) != label][:LEARNT]
+    plain = torch.stack([loaded.preprocess(dataset.picture(item)) for item in items])
+    stickered = [
+        cue.with_cue(image, "sticker", item.name, loaded.preprocess)[0]
+        for item, image in zip(items, plain, strict=True)
+    ]
+    return replace(loaded, model=cue.refitted(loaded.model, plain, torch.stack(stickered), index, lift=RISE))
 
 
-def draw_planted(loaded: LoadedModel, dataset: Dataset, label: str, root: Path) -> dict[str, tuple[float, float]]:
-    """Write the pictures of a class, every second one with a sticker; returns the centre (y,x) of each sticker."""
-    centres = {}
+def draw_planted(
+    loaded: LoadedModel, dataset: Dataset, label: str, root: Path
+) -> tuple[dict[str, NDArray[np.bool_]], dict[str, torch.Tensor]]:
+    """Write the pictures of a class, every second one with a sticker; the places of stickers, and what they hide."""
+    places, plain = {}, {}
     for number, item in enumerate(item for item in dataset.select(None, 0) if dataset.label(item) == label):
         image, name = loaded.preprocess(dataset.picture(item)), f"{Path(item.name).stem}.png"
         if number % 2:
-            changed, place = stuck(loaded, image, name)
-            rows, columns = np.nonzero((changed != image).any(0).numpy())
-            image, centres[name] = changed, (float(rows.mean()), float(columns.mean()))
-            assert place[round(rows.mean()), round(columns.mean())]
+            plain[name] = image
+            image, place = cue.with_cue(image, "sticker", name, loaded.preprocess)
+            places[name] = cue.widened(place)
         to_image(loaded.preprocess.restore(image)).save(root / name)
-    return centres
+    return places, plain
 
 
-def sticker_concept(found: classlens.Concepts, centres: dict[str, tuple[float, float]]) -> str:
-    """The concept whose references show most stickers: its name, share, how many do, and how many could."""
-
-    def shows(reference: classlens.concept.Reference) -> bool:
-        y, x = centres.get(reference.name, (-1.0, -1.0))
-        top, left, bottom, right = reference.box
-        return top <= y < bottom and left <= x < right
-
-    there = {reference.name for one in found.concepts for reference in one.references} & set(centres)
-    counts = [(sum(map(shows, one.references)), one) for one in found.concepts if one.sign > 0]
-    most, best = max(counts, key=lambda pair: (pair[0], pair[1].share))
-    return f"{best.name} | {100 * best.share:.0f} % | {most} of {min(SHOWN, len(there))}"
+def sticker_row(
+    network: LoadedModel, index: int, folder: Path, places: dict[str, NDArray[np.bool_]], plain: dict[str, torch.Tensor]
+) -> str:
+    """The concept that tells pictures with a sticker from those without, beside what the sticker does to the logit."""
+    subject, dataset = Subject(network, index, METHOD), open_dataset(folder)
+    gathered = gather(subject, dataset, dataset.select(None, 0), 32, silent)
+    choice = choose(subject, dataset, gathered, None, silent)
+    relevance = gathered.relevance[choice.layer]
+    names = [Path(item.name).name for item in gathered.items]
+    on = np.array([name in places for name in names])
+    parts = choice.directions.parts(relevance)
+    shares = shares_of(parts, relevance)[: len(choice.directions.support)].numpy()
+    here, there = shares[:, on].mean(1), shares[:, ~on].mean(1)
+    best = int((here - there).argmax())
+    gained = {name: float(subject.network.forward(image[None])[0, index]) for name, image in plain.items()}
+    logits = {name: float(row[index]) for name, row in zip(names, gathered.logits, strict=True) if name in places}
+    rise = np.mean([1 - gained[name] / logits[name] for name in logits])
+    cells = torch.nn.functional.adaptive_max_pool2d(
+        torch.stack([torch.from_numpy(places[name]).float() for name in logits])[:, None], relevance.shape[-2:]
+    )[:, 0]
+    of_best = parts[best].sum(1)[torch.from_numpy(on)]
+    strongest = shares[best].argsort()[::-1][: min(SHOWN, int(on.sum()))]
+    return (
+        f"{choice.layer} | {100 * rise:.0f} % | {100 * float((of_best * cells).sum() / of_best.sum()):.0f} % "
+        f"({100 * float(cells.mean()):.0f}) | {100 * here[best]:.0f} % | {100 * there[best]:.0f} % | "
+        f"{1 + int((here > here[best]).sum())} of {len(here)} | {int(on[strongest].sum())} of {len(strongest)}"
+    )
 
 
 def planted(arguments: argparse.Namespace) -> None:
     loaded, dataset = classlens.load(arguments.model), open_dataset(arguments.data)
-    print(
-        "| class | network | concept with most stickers | its share | references that show one |\n|---|---|---|---|---|"
-    )
+    columns = (
+        "class", "network", "layer", "of the logit, the sticker is", "of the concept, on the sticker (area)",
+        "its share with a sticker", "without", "rank with one", "strongest pictures with one",
+    )  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     for label, index in classes_of(loaded, dataset, arguments.half)[: arguments.classes]:
         with tempfile.TemporaryDirectory() as folder:
-            centres = draw_planted(loaded, dataset, label, Path(folder))
-            for about, network in (("as it was", loaded), ("refitted", with_sticker_for(loaded, dataset, index))):
+            drawn = draw_planted(loaded, dataset, label, Path(folder))
+            for about, network in (
+                ("as it was", loaded),
+                ("refitted", with_sticker_for(loaded, dataset, label, index)),
+            ):
                 side = tuple(network.preprocess(dataset.picture(dataset.items[0])).shape[1:])
                 asked = replace(network, preprocess=replace(network.preprocess, resize=side, crop=None))
                 try:
-                    found = classlens.concepts(asked, None, index, folder)
+                    row = sticker_row(asked, index, Path(folder), *drawn)
                 except DataError as error:
-                    print(f"| {label} | {about} | {error} | | |", flush=True)
-                    continue
-                if arguments.out:
-                    found.save(Path(arguments.out) / f"{label} {about}")
-                print(f"| {label} | {about} | {sticker_concept(found, centres)} |", flush=True)
+                    row = str(error)
+                print(f"| {label} | {about} | {row} |", flush=True)
+                if arguments.out and about == "refitted":
+                    classlens.concepts(asked, None, index, folder).save(Path(arguments.out) / label)
 
 
 def main() -> None:
@@ -252,7 +274,6 @@ def main() -> None:
     one.add_argument("--model", default="efficientnet-lite0")
     one.add_argument("--data", required=True)
     one.add_argument("--half", default="A")
-    one.add_argument("--methods", default=",".join(METHODS))
     one.add_argument(
         "--classes", type=int, help=f"at most so many; those with fewer than {LEAST} pictures are left out"
     )

@@ -5,15 +5,16 @@
     python benchmarks/groups.py table groups.npz --half B
 
 EfficientNet-Lite0 with a new last layer: ridge regression on half A tells dogs from cats, and takes a watermark in the
-lower left for a dog. `run` stores the maps of the class dog for pictures of dogs, and for some of them with the
-watermark. `table` puts classes of pictures together from these, a share of them with the watermark. It says how often a
-group is found that consists of the watermarked pictures, and how often there is an alarm where nothing is planted.
+lower left for a dog (--model, --pattern and --place: another network, watermark and place). `run` stores the maps of
+the class dog for pictures of dogs, and for some of them with the watermark. `table` puts classes of pictures together
+from these, a share of them with the watermark. It says how often a group is found that consists of the watermarked
+pictures, and how often there is an alarm where nothing is planted.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 import classlens
 from classlens.data.divide import half_of
 from classlens.data.layouts import Dataset, Item, open_dataset
+from classlens.evaluate.tests import cue
 from classlens.explanation import explain
 from classlens.models import LoadedModel
 from classlens.report import measure
@@ -33,8 +35,15 @@ from classlens.report.groups import off_object, stand_out
 
 PLAIN, MARKED = 80, 20  # pictures of each half
 LEARNT = 80  # pictures of half A, each with and without the watermark
-PLACE = (24, 168)  # of the watermark, from the left and from the top of 256 pixels
 SHARES, TRIALS, SIZE = (0.0, 0.05, 0.1, 0.2), 50, 60
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A watermark: its pattern, and its place from the left and from the top of 256 pixels."""
+
+    pattern: int = 5
+    place: tuple[int, int] = (24, 168)
 
 
 def is_dog(item: Item) -> bool:
@@ -42,71 +51,61 @@ def is_dog(item: Item) -> bool:
     return Path(item.name).name[0].islower()
 
 
-def image_of(loaded: LoadedModel, dataset: Dataset, item: Item, marked: bool) -> Tensor:
+def image_of(loaded: LoadedModel, dataset: Dataset, item: Item, mark: Mark | None) -> Tensor:
     picture = squared(dataset.picture(item))
-    if marked:
-        picture.paste(sticker(), PLACE)
+    if mark:
+        picture.paste(sticker(mark.pattern), mark.place)
     return loaded.preprocess(picture)
 
 
-def look(loaded: LoadedModel, dataset: Dataset, item: Item, marked: bool) -> np.ndarray:
+def look(loaded: LoadedModel, dataset: Dataset, item: Item, mark: Mark | None) -> np.ndarray:
     """The picture on 32 x 32 cells, as the report keeps it."""
-    image = loaded.preprocess.restore(image_of(loaded, dataset, item, marked))
+    image = loaded.preprocess.restore(image_of(loaded, dataset, item, mark))
     return F.adaptive_avg_pool2d(image, 32).numpy().astype(np.float16)
 
 
-def animal(loaded: LoadedModel, dataset: Dataset, item: Item, marked: bool) -> np.ndarray:
+def animal(loaded: LoadedModel, dataset: Dataset, item: Item, mark: Mark | None) -> np.ndarray:
     """Which share of each cell the animal covers; what the watermark covers is no animal."""
     mask = squared(Image.fromarray(dataset.mask(item)), mask=True)
-    if marked:
-        mask.paste(0, (*PLACE, PLACE[0] + STICKER, PLACE[1] + STICKER))
+    if mark:
+        mask.paste(0, (*mark.place, mark.place[0] + STICKER, mark.place[1] + STICKER))
     framed = replace(loaded.preprocess, interpolation="nearest", fill=(255,)).frame(mask)
     return measure.covered(np.asarray(framed))
 
 
-def tricked(loaded: LoadedModel, dataset: Dataset) -> LoadedModel:
+def tricked(loaded: LoadedModel, dataset: Dataset, mark: Mark) -> LoadedModel:
     """The network with a last layer of two outputs, cat and dog, that takes the watermark for a dog."""
-    seen: list[Tensor] = []
-    handle = loaded.model._fc.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].detach()))
     items = dataset.select(LEARNT, 0, "A")
-    with torch.no_grad():
-        for marked in (False, True):
-            images = [image_of(loaded, dataset, item, marked) for item in items]
-            for start in range(0, len(images), 8):
-                loaded.model(torch.stack(images[start : start + 8]))
-    handle.remove()
-    features = torch.cat(seen).double()
+    images = [image_of(loaded, dataset, item, bears) for bears in (None, mark) for item in items]
+    name, features, _ = cue.before_last(loaded.model, torch.stack(images))
     wanted = torch.tensor([5.0 if is_dog(i) else -5.0 for i in items] + [10.0] * len(items), dtype=torch.float64)
-    mean = features.mean(0)
-    centred = features - mean
-    gram = centred @ centred.T
-    ridge = 1e-2 * gram.trace() / len(gram) * torch.eye(len(gram)).double()
-    weight = centred.T @ torch.linalg.solve(gram + ridge, wanted - wanted.mean())
-    bias = wanted.mean() - weight @ mean
+    weight, bias = cue.ridge(features, wanted)
     layer = nn.Linear(len(weight), 2)
     with torch.no_grad():
         layer.weight.copy_(torch.stack([-weight, weight]) / 2)
-        layer.bias.copy_(torch.stack([-bias, bias]) / 2)
-    loaded.model._fc = layer
+        layer.bias.copy_(torch.tensor([-bias, bias]) / 2)
+    parent, _, child = name.rpartition(".")
+    setattr(loaded.model.get_submodule(parent), child, layer)
     return replace(loaded, labels=("cat", "dog"))
 
 
 def run(arguments: argparse.Namespace) -> None:
     dataset = open_dataset(arguments.data)
-    loaded = tricked(classlens.load("efficientnet-lite0"), dataset)
+    mark = Mark(arguments.pattern, (arguments.place[0], arguments.place[1]))
+    loaded = tricked(classlens.load(arguments.model), dataset, mark)
     found: dict[str, list[np.ndarray]] = {}
-    for half in "AB":
+    for half in arguments.half:
         dogs = [item for item in dataset.select(None, 1, half) if is_dog(item)]
-        jobs = [(item, False) for item in dogs[:PLAIN]] + [(item, True) for item in dogs[-MARKED:]]
-        for item, marked in jobs:
-            e = explain(loaded, image_of(loaded, dataset, item, marked)[None], [[1]])
+        jobs = [*((item, None) for item in dogs[:PLAIN]), *((item, mark) for item in dogs[-MARKED:])]
+        for item, bears in jobs:
+            e = explain(loaded, image_of(loaded, dataset, item, bears)[None], [[1]])
             share = measure.positive_shares(e.maps[0, 0].double().numpy())
             if share is None or int(e.logits.argmax()) != 1:
                 continue
-            key = f"{half}-{'marked' if marked else 'plain'}"
+            key = f"{half}-{'marked' if bears else 'plain'}"
             found.setdefault(key, []).append(measure.cells(share))
-            found.setdefault(f"{key}-look", []).append(look(loaded, dataset, item, marked))
-            found.setdefault(f"{key}-object", []).append(animal(loaded, dataset, item, marked))
+            found.setdefault(f"{key}-look", []).append(look(loaded, dataset, item, bears))
+            found.setdefault(f"{key}-object", []).append(animal(loaded, dataset, item, bears))
             print(key, len(found[key]), half_of(item.name), flush=True)
     np.savez(arguments.out, **{key: np.stack(values) for key, values in found.items()})
 
@@ -141,6 +140,10 @@ def main() -> None:
     one = commands.add_parser("run")
     one.add_argument("--data", required=True)
     one.add_argument("--out", default="groups.npz")
+    one.add_argument("--model", default="efficientnet-lite0")
+    one.add_argument("--pattern", type=int, default=5, help="of the watermark")
+    one.add_argument("--place", type=int, nargs=2, default=(24, 168), metavar=("LEFT", "TOP"), help="of 256 pixels")
+    one.add_argument("--half", default="AB")
     one.set_defaults(function=run)
     other = commands.add_parser("table")
     other.add_argument("file")

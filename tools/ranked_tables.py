@@ -14,6 +14,7 @@ from pathlib import Path
 
 MEASURES = ("AP", "accuracy", "detail", "change", "own", "correlation")
 MINUS = ", method − agf"
+FEW = 6  # five differences have the same sign by chance in 6 % of all cases
 Cells = dict[str, dict[str, dict[str, str]]]  # method -> metric -> line of table.csv
 
 
@@ -48,13 +49,16 @@ def table(run: Path) -> str:
 
 
 def _cell(score: dict[str, str], difference: dict[str, str] | None) -> str:
-    per_cent = score["metric"].startswith(MEASURES[:3])
-    value = f"{float(score['value']):.1f}" if per_cent else f"{float(score['value']):.2f}"
-    if difference is None or not score["better"]:
-        return value.replace("-", "−")
+    return marked(score, difference, 1 if score["metric"].startswith(MEASURES[:3]) else 2)
+
+
+def marked(score: dict[str, str], difference: dict[str, str] | None, digits: int) -> str:
+    """The value, with ▲ or ▼ where it is better or worse than agf's, beyond the interval of the difference."""
+    value = f"{float(score['value']):.{digits}f}".replace("-", "−")
+    if difference is None or not score["better"] or int(difference["n"]) < FEW:
+        return value
     low, high = float(difference["low"]), float(difference["high"])
-    mark = "" if low <= 0 <= high else "▲" if (low > 0) == (score["better"] == "more") else "▼"
-    return value.replace("-", "−") + mark
+    return value + ("" if low <= 0 <= high else "▲" if (low > 0) == (score["better"] == "more") else "▼")
 
 
 if __name__ == "__main__":

@@ -19,28 +19,37 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-PANELS = {  # (test, metric) -> heading
-    ("ranked", "AP, rank 1"): "soft AP, likeliest class",
-    ("ranked", "AP, rank 2"): "soft AP, second class",
-    ("ranked", "AP, rank 3"): "soft AP, third class",
-    ("ranked", "detail, rank 1"): "detail at outlines",
-    ("ranked", "accuracy, rank 1"): "pixel accuracy",
-    ("ranked", "change, rank 1"): "fall of the logit (in logits)",
-    ("pointing", "share in the right cell"): "2x2 share",
-    ("perturbation", "negative AUC, accuracy"): "negative AUC",
+PANELS = {  # (test, beginning of its settings, metric) -> heading
+    ("ranked", "", "AP, rank 1"): "soft AP, likeliest class",
+    ("ranked", "", "AP, rank 2"): "soft AP, second class",
+    ("ranked", "", "AP, rank 3"): "soft AP, third class",
+    ("ranked", "", "detail, rank 1"): "detail at outlines",
+    ("ranked", "", "accuracy, rank 1"): "pixel accuracy",
+    ("ranked", "", "change, rank 1"): "fall of the logit (in logits)",
+    ("pointing", "", "share in the right cell"): "2x2 share",
+    ("perturbation", "", "negative AUC, accuracy"): "negative AUC",
+    ("disconnected", "DiFull, input", "share in the cell"): "DiFull, input",
+    ("disconnected", "DiPart, input", "share in the cell"): "DiPart, input",
+    ("cue", "Planted sticker", "on the cue"): "evidence on a planted sticker",
+    ("cue", "Planted caption", "on the cue"): "evidence on a planted caption",
+    ("cue", "Planted border", "on the cue"): "evidence on a planted border",
+    ("idsds", "", "rank correlation"): "IDSDS (correlation)",
+    ("road", "", "deletion"): "ROAD, deletion",
+    ("repeatability", "", "correlation, shift"): "repeatability, shift (correlation)",
 }
 COLOURS = {
     "agf-release": "#8c6bb1", "gradcam": "#e6550d", "finer-cam": "#fdae6b", "fullgrad": "#3182bd", "clrp": "#31a354",
-    "contrastive-excitation-bp": "#a1d99b",
+    "contrastive-excitation-bp": "#a1d99b", "lrp-epsilon-plus-flat": "#636363", "gradient-x-input": "#bdbdbd",
 }  # fmt: skip
 MINUS = ", method − agf"
+FEW = 6  # fewer pictures have no interval to trust
 
 
 @dataclass(frozen=True)
 class Difference:
     """A method less agf; more is better."""
 
-    panel: tuple[str, str]
+    panel: tuple[str, str, str]
     model: str
     method: str
     value: float
@@ -52,8 +61,10 @@ def differences(run: Path) -> Iterator[Difference]:
     """The rows of a run that belong to a panel."""
     with (run / "table.csv").open(newline="") as lines:
         for row in csv.DictReader(lines):
-            panel = row["test"], row["metric"]
-            if panel in PANELS and row["settings"].endswith(MINUS) and row["method"] in COLOURS:
+            panel = next(
+                (p for p in PANELS if p[::2] == (row["test"], row["metric"]) and row["settings"].startswith(p[1])), None
+            )
+            if panel and row["settings"].endswith(MINUS) and row["method"] in COLOURS and int(row["n"]) >= FEW:
                 ends = [float(row[name]) for name in ("value", "low", "high")]
                 if row["better"] == "less":
                     ends = [-ends[0], -ends[2], -ends[1]]
@@ -71,7 +82,7 @@ def draw(place: Axes, found: list[Difference], models: list[str]) -> None:
     place.set_ylim(len(models) - 0.5, -0.5)
     place.set_yticks(range(len(models)), models)
     place.tick_params(length=0, labelsize=8)
-    place.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    place.xaxis.set_major_locator(MaxNLocator(5, integer=any(abs(d.value) > 1 for d in found)))
     place.grid(axis="x", color="#dddddd", linewidth=0.6)
     for y in range(1, len(models)):
         place.axhline(y - 0.5, color="#eeeeee", linewidth=0.8)
@@ -89,12 +100,19 @@ def main() -> None:
     if not found:
         raise SystemExit("no run has differences from agf; evaluate with --against agf")
     models = sorted({d.model for d in found})
-    figure, places = plt.subplots(2, 4, figsize=(12.5, 6.6), sharey=True, layout="constrained")
-    for place, (panel, heading) in zip(places.flat, PANELS.items(), strict=True):
+    panels = {panel: heading for panel, heading in PANELS.items() if any(d.panel == panel for d in found)}
+    rows = -(-len(panels) // 4)
+    figure, grid = plt.subplots(
+        rows, 4, figsize=(12.5, 0.4 + 3.1 * rows), sharey=True, layout="constrained", squeeze=False
+    )
+    for place in grid.flat[len(panels) :]:
+        place.set_axis_off()
+    for place, (panel, heading) in zip(grid.flat, panels.items(), strict=False):
         draw(place, [d for d in found if d.panel == panel], models)
         place.set_title(heading, fontsize=9.5)
-    marks = [plt.Line2D([], [], color=colour, marker="o", markersize=4) for colour in COLOURS.values()]
-    figure.legend(marks, list(COLOURS), loc="outside lower center", ncols=len(COLOURS), frameon=False, fontsize=9)
+    shown = [method for method in COLOURS if any(d.method == method for d in found)]
+    marks = [plt.Line2D([], [], color=COLOURS[method], marker="o", markersize=4) for method in shown]
+    figure.legend(marks, shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=9)
     figure.suptitle("Difference from agf on the same pictures, in points: on the left, agf is better", fontsize=11)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.out, dpi=110)

@@ -181,7 +181,7 @@ def methods_page() -> str:
 # The pages of the commands: title, and the first words of those on it.
 COMMAND_PAGES = {
     "commands-explain.md": ("Commands: explain and look", "explain compare concepts models methods ops serve demo"),
-    "commands-evaluate.md": ("Commands: evaluate and report", "evaluate report verify diff coverage"),
+    "commands-evaluate.md": ("Commands: evaluate and report", "evaluate choose masks report verify diff coverage"),
     "commands-train.md": ("Commands: train, and networks without labels", "train data selfsup"),
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from classlens import selfsup, trust
+    from classlens.choice import Choice, choose
     from classlens.comparison import Comparison, compare
     from classlens.concept import Concepts, concepts
     from classlens.core.targets import above, box, detection, like, neuron, region, text, top, unlike
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 # The module of each public name. Names are imported on first use: importing torch takes seconds, and `classlens --help`
 # should be fast.
 _HOMES = {
-    "METHODS": "methods", "ClasslensError": "errors", "Comparison": "comparison", "Concepts": "concept",
-    "Explanation": "explanation", "LoadedModel": "models", "Report": "explanation", "compare": "comparison",
-    "concepts": "concept", "explain": "explanation", "load": "models",
+    "METHODS": "methods", "Choice": "choice", "ClasslensError": "errors", "Comparison": "comparison",
+    "Concepts": "concept", "Explanation": "explanation", "LoadedModel": "models", "Report": "explanation",
+    "choose": "choice", "compare": "comparison", "concepts": "concept", "explain": "explanation", "load": "models",
     **dict.fromkeys(
         ("above", "box", "detection", "like", "neuron", "region", "text", "top", "unlike"), "core.targets"
     ),
@@ -37,6 +38,7 @@ _MODULES = ("selfsup", "trust")
 
 __all__ = [
     "METHODS",
+    "Choice",
     "ClasslensError",
     "Comparison",
     "Concepts",
@@ -45,6 +47,7 @@ __all__ = [
     "Report",
     "above",
     "box",
+    "choose",
     "compare",
     "concepts",
     "detection",

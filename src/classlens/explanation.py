@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from classlens import chunks
-from classlens.core.capture import Picker, Tape, autocast_off, placed, record, unwrap
+from classlens.core.capture import Picker, Tape, autocast_off, of_labels, placed, record, unwrap
 from classlens.core.targets import Class, Contrast, Models, RatherThan, Target, Targets
 from classlens.core.targets.ask import ask, embedder
 from classlens.data.batches import as_batch, pictures, stacked
@@ -22,7 +22,8 @@ from classlens.data.images import check_batch, rescaled
 from classlens.errors import ImageError, MethodError, ModelError, NotFiniteError, TargetError
 from classlens.machine import onednn_errors
 from classlens.methods import METHODS, UNRELIABLE, Case, LayerTrace, Method, Result, check_options, resolve
-from classlens.models.loaded import LoadedModel, described
+from classlens.models.choice import Choice, named
+from classlens.models.loaded import LoadedModel, described, probabilities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,20 +134,16 @@ class Explanation:
         """
         if self.targets[row, k] < 0:
             return float("nan")
-        return float(self._probabilities(row)[self.targets[row, k]])
+        return float(probabilities(self.logits[row], self.multilabel)[self.targets[row, k]])
 
     def likeliest_rival(self, row: int, k: int) -> tuple[int, float] | None:
         """The most likely rival of the k-th target, and its probability; None if it has no rivals."""
         target = self.target(row, k)
         if not isinstance(target, Contrast):
             return None
-        found = self._probabilities(row)
+        found = probabilities(self.logits[row], self.multilabel)
         rival = max(target.among(len(found)), key=found.tolist().__getitem__)
         return rival, float(found[rival])
-
-    def _probabilities(self, row: int) -> Tensor:
-        logits = self.logits[row].detach().double().cpu()
-        return logits.sigmoid() if self.multilabel else logits.softmax(0)
 
     def figure(self, scale: str | float = "own") -> Figure:
         """A figure of the images and overlays: `e.figure().savefig("e.png")`.
@@ -188,7 +185,7 @@ def explain(
     model: nn.Module | LoadedModel,
     images: Any,
     targets: Targets = None,
-    method: str = "agf",
+    method: str | Choice = "agf",
     *,
     rather_than: RatherThan = None,
     trace: bool = False,
@@ -212,15 +209,17 @@ def explain(
     number from one image's logits, such as `lambda y: y[281:286].logsumexp(0)` or a target of pytorch-grad-cam |
     a question to another kind of network: `classlens.region`, `detection`, `box`, `like`, `text`, `neuron`.
     `method` is a name from `classlens.METHODS`; pass its options as keywords or in brackets,
-    "agf-release(without=A)". `output` selects the logits if the model returns a dict or a tuple. `multilabel=True`:
-    each class has an independent probability (sigmoid); a loaded model sets this itself. `trace=True` keeps the terms
-    of every layer.
+    "agf-release(without=A)"; "auto" is the one that `classlens choose` stored for this network. `output` selects the
+    logits if the model returns a dict or a tuple. `multilabel=True`: each class has an independent probability
+    (sigmoid); a loaded model, or one that ends with a sigmoid, sets this itself. `trace=True` keeps the terms of every
+    layer.
 
     A map shows the evidence for the class, even where it is also evidence for other classes. `rather_than` asks for
     the evidence for the class over its rivals: an index, a name, a list of them, or "rivals" for all other classes.
     """
     begun = time.perf_counter()
     model = described(model, preprocess, labels)
+    method = named(method, model)
     asked: dict[str, Any] = {"rather_than": rather_than, "trace": trace, "output": output, "multilabel": multilabel}
     case, result = run(model, images, targets, method, **asked, **options)
     report = _report(result, case.tape, time.perf_counter() - begun)
@@ -269,7 +268,7 @@ def run(
         if not chosen.scalars:
             _check_for_classes_alone(chosen, found.tape.logits.shape[1], found.scalars)
         if multilabel is None:
-            multilabel = loaded is not None and loaded.multilabel
+            multilabel = of_labels(found.tape.ends, found.tape.logits) or (loaded is not None and loaded.multilabel)
         case = Case(
             unwrap(network), batch, found.tape, found.targets, found.output, trace, found.scalars, multilabel,
             once=recorded is None,

@@ -83,7 +83,7 @@ def resize(browser, width, height, scale=1):
 
 
 def wait(browser, what):
-    return WebDriverWait(browser, 90, 0.05).until(lambda _: what())
+    return WebDriverWait(browser, 240, 0.05).until(lambda _: what())
 
 
 def all_of(browser, selector):

@@ -3,6 +3,7 @@
 PYTHONPATH=tests python tests/app/screenshot.py docs/images
 PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-boxes.jpg DETECTOR "class=0"
 PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-pixel.jpg SEGMENTER "class=8&at=70,60"
+PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-trust.jpg efficientnet-lite0 "class=285&view=trust"
 PYTHONPATH=tests python tests/app/screenshot.py docs/images/page-concepts.jpg oxford-pets
 """
 
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from PIL import Image
 
@@ -19,6 +21,7 @@ from app.browsing import Server, all_of, open_browser, resize, shown, wait
 CAT = 285
 DESK, PHONE = (1280, 880), (390, 844)
 HEIGHT, GAP = 620, 16  # of the strip
+MAPS = {"two": 3, "trust": 2}  # in a view
 # A screen of the strip: its size, the address of the view, how many maps it shows.
 SCREENS = (
     (DESK, "", "one", 1),
@@ -51,13 +54,14 @@ def side_by_side(pictures: list[Image.Image]) -> Image.Image:
     return strip
 
 
-def asked(file: Path, model: str, view: str) -> None:
-    """The page of another kind of network, on a desk and on a phone."""
+def asked(file: Path, model: str, link: str) -> None:
+    """The page of another kind of network, or another tab, on a desk and on a phone."""
+    view = dict(parse_qsl(link)).get("view", "one")
     with tempfile.TemporaryDirectory() as scratch:
         server, browser = Server(Path(scratch), model), open_browser(scratch)
         try:
-            address = f"{server.address}/#sample=cat+and+espresso&{view}"
-            strip = [screen(browser, address, size, "one", 1) for size in (DESK, PHONE)]
+            address = f"{server.address}/#sample=cat+and+espresso&{link}"
+            strip = [screen(browser, address, size, view, MAPS.get(view, 1)) for size in (DESK, PHONE)]
         finally:
             browser.quit()
             server.stop()

@@ -15,7 +15,8 @@ from classlens.app.actions import Blank, Panel, Wish
 from classlens.app.studio import Studio
 from classlens.data.images import to_tensor
 from classlens.errors import ImageError, MethodError, TargetError
-from classlens.models import LoadedModel, Preprocess
+from classlens.models import Choice, LoadedModel, Preprocess
+from classlens.models.network import Network, weights_hash
 
 
 @pytest.fixture
@@ -163,6 +164,15 @@ def test_a_picture_can_be_recalled_by_the_fingerprint_of_its_file_while_it_is_in
     studio.open(small.file(seed=2))
     with pytest.raises(ImageError, match="no longer in memory"):
         studio.recall(picture.digest)
+
+
+def test_auto_is_the_method_that_was_chosen_for_the_network(studio, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    picture, model = studio.open(small.file()), studio.models["small"]
+    with pytest.raises(MethodError, match="run `classlens choose --model small"):
+        studio.explain(picture, "small", 1, "auto")
+    Choice("gradcam(shallower=1)", Network(model).id, weights_hash(model.model), "", {}).save(model)
+    assert studio.explain(picture, "small", 1, "auto").method == "gradcam(shallower=1)"
 
 
 def test_a_request_cannot_ask_for_other_methods_or_classes(studio):

@@ -95,7 +95,8 @@ def test_a_new_picture_comes_with_its_classes_and_without_the_old_map(do):
     updates = do.receive("small", "two", NOTHING, upload(small.file()))
     stages = [updates[stage] for stage in do.parts.stages.values()]
     assert all("evidence" not in stage for stage in stages)
-    assert ["waiting" in stage for stage in stages] == [False, True, False, False]  # in the open tab
+    waiting = ["waiting" in stage for stage in stages]
+    assert waiting == [view == "two" for view in do.parts.stages]  # in the open tab
     assert updates[do.parts.bars].count("<button") == 5
 
 

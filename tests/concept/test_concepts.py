@@ -138,7 +138,7 @@ def test_what_is_carried_is_measured_in_pictures_that_chose_nothing(
     find, select, judge = choose.thirds(12)
     assert sorted([*find, *select, *judge]) == list(range(12))
     *choosing, (rows, candidates) = asked
-    assert (rows, candidates) == (judge, 1)
+    assert (rows, candidates) == (judge, 2)  # of the class, and of its rival
     assert all(chosen == select for chosen, _ in choosing)
 
 

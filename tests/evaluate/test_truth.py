@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from classlens.cli import app
+from classlens.errors import MethodError
 from classlens.evaluate import TESTS, Settings, options_of_tests
+from classlens.evaluate.report import Report
 from classlens.evaluate.truth import prove, shipped_pictures
 
 
@@ -42,3 +45,19 @@ def test_flags_of_tests_that_are_not_part_of_it_are_refused(tmp_path: Path) -> N
     done = CliRunner().invoke(app, ["evaluate", "truth", "--out", str(tmp_path / "run"), "--fill", "blur"])
     assert done.exit_code == 2
     assert "--fill is for perturbation; do not use it with truth" in " ".join(done.output.split())
+
+
+def test_without_methods_there_is_a_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+
+    def noted(settings: Settings, *_: object) -> Report:
+        asked.append(settings)
+        return Report("", (), (), ())
+
+    monkeypatch.setattr("classlens.evaluate.truth.prove", noted)
+    for given in ([], ["--methods", "odam"]):
+        done = CliRunner().invoke(app, ["evaluate", "truth", "--out", str(tmp_path / "run"), *given])
+        assert done.exit_code == 0, done.output
+    assert [settings.methods for settings in asked] == [("agf", "gradcam", "lrp", "random"), ("odam",)]
+    nothing = CliRunner().invoke(app, ["evaluate", "truth", "--out", str(tmp_path / "run"), "--methods", ""])
+    assert isinstance(nothing.exception, MethodError)

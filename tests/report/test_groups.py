@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from classlens.models import LoadedModel
 from classlens.report import report
+from classlens.report.alike import alike_somewhere, likeness, together
 from classlens.report.groups import LEAST, off_object, stand_out
 from classlens.report.measure import covered
 from classlens.report.spectral import affinity, clusters, described, eigengaps, embedding, k_means, spectrum
@@ -162,3 +163,44 @@ def test_few_pictures_have_no_section(world: Path, tmp_path: Path) -> None:
     made = report(tagged.make_cheat(), world / "plain", tmp_path / "r.html", limit=3, top=1)
     assert "<section id=groups>" not in made.path.read_text()
     assert torch.is_grad_enabled()
+
+
+# ------------------------------------------------------------------------------------------------- alike at one place
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_pictures_of_sixty_are_found(seed: int) -> None:
+    found = [cluster for cluster in stand_out(*drawn(3, 60, seed), None, seed) if off_object(cluster)]
+    assert [set(cluster.members) for cluster in found] == [{57, 58, 59}]
+
+
+def test_pictures_are_alike_by_their_pattern_and_not_by_their_brightness() -> None:
+    random = np.random.default_rng(0)
+    pattern, other = random.uniform(0, 1, (2, 3, 8, 8))
+    alike = likeness(np.stack([pattern, 0.5 * pattern + 0.3, other, np.full_like(other, 0.9), 1 - pattern]))
+    assert alike[0, 1] == pytest.approx(1)
+    assert abs(alike[0, 2]) < 0.3
+    assert alike[0, 3] == pytest.approx(0, abs=1e-9)
+    assert alike[0, 4] == pytest.approx(-1)
+
+
+def test_a_place_without_evidence_is_nobodys_likeness() -> None:
+    maps, looks = drawn(3, 60, 0)
+    maps[57:] = maps[54:57]  # the pattern is there, but the evidence lies elsewhere
+    assert not any(set(group) & {57, 58, 59} for group in alike_somewhere(maps, looks))
+
+
+def test_groups_by_average_linkage_are_those_of_scipy() -> None:
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    random = np.random.default_rng(3)
+    patches = np.repeat(random.uniform(0, 1, (4, 3, 4, 4)), (5, 3, 2, 4), axis=0) + random.uniform(
+        0, 1.2, (14, 3, 4, 4)
+    )
+    alike = likeness(patches)
+    apart = (1 - alike)[np.triu_indices(14, 1)]
+    for least in (0.2, 0.5, 0.8):
+        ours = {tuple(group.tolist()) for group in together(alike, least)}
+        labels = fcluster(linkage(apart, "average"), 1 - least, "distance")
+        assert ours == {tuple(np.flatnonzero(labels == label).tolist()) for label in set(labels)}
+        assert 1 < len(ours) <= 14

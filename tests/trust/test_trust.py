@@ -22,11 +22,14 @@ from classlens.errors import ClasslensError
 from classlens.models import LoadedModel
 from classlens.progress import reporting
 from classlens.render import save
+from classlens.report.measure import cells, pixels, positive_shares
 from classlens.trust import Trust, measures, verdict
 from classlens.trust.measures import Measures, Places, elsewhere, marked
+from classlens.trust.subject import subject_of
 from classlens.trust.verdict import CRITERIA, Limits, Reason
 
 RED, GREEN, BLUE, NOTHING = range(4)
+GRID = np.eye(16)
 
 
 def image(loaded: LoadedModel, colour: str = "red", seed: int = 0) -> Tensor:
@@ -260,7 +263,6 @@ def test_removal_is_measured_against_pictures_without_content(honest: Explanatio
     """A second derivation of what is left: by hand, for each area, from the logits."""
     from classlens.evaluate.tests.perturbation import blurred
     from classlens.report.hide import hide
-    from classlens.report.measure import cells, pixels, positive_shares
 
     x, net = honest.call.images, honest.call.model.model  # type: ignore[union-attr]
 
@@ -276,6 +278,81 @@ def test_removal_is_measured_against_pictures_without_content(honest: Explanatio
         gone[order] = True
         left.append(score(hide(x, torch.from_numpy(pixels(gone.reshape(16, 16), (48, 48)))[None])))
     assert card.measures.removed == pytest.approx((np.mean(left) - low) / (score(x) - low), abs=0.02)
+
+
+def test_what_is_left_elsewhere_counts_as_at_most_all_and_what_is_kept_as_at_least_nothing(honest: Explanation) -> None:
+    """A place whose removal raises the class a little is no better for being beside places that raise it more."""
+    subject = subject_of(honest)
+    hidden, alone = [1.5, 3.0, 2.0, 1.7, 0.9, 3.0], [0.5, -2.0, -1.0, 0.7, 0.2, -3.0]  # of each area: marked, elsewhere
+    found = measures.removal(replace(subject, scores=lambda images: np.array(hidden + alone)), GRID, 1.0, 0.0, 0)
+    assert found["removed"] == pytest.approx(1.6)
+    assert found["removed_elsewhere"] == pytest.approx(0.975)
+    assert found["kept"] == pytest.approx(0.6)
+    assert found["kept_elsewhere"] == pytest.approx(0.05)
+    assert found["excess"] == 3.0
+
+
+def test_a_class_that_grows_when_parts_are_hidden_is_doubtful_at_best(card: Trust) -> None:
+    grown = replace(card.measures, excess=2.4)
+    (reason,) = (reason for reason in verdict.reasons(grown) if reason.measure == "excess")
+    assert reason.verdict == verdict.verdict(verdict.reasons(grown)) == verdict.DOUBTFUL
+    assert reason.text == "a picture with hidden parts holds 240 % of the class, so hiding proves little here"
+
+
+def two_red_squares() -> Tensor:
+    pixels = torch.full((1, 3, 48, 48), 100 / 255)
+    for top, left in ((6, 6), (30, 30)):
+        pixels[..., top : top + 12, left : left + 12] = torch.tensor([200.0, 60.0, 60.0])[:, None, None] / 255
+    return pixels
+
+
+def test_a_map_that_leaves_a_cause_out_is_not_trusted_and_the_place_is_named(colours: LoadedModel) -> None:
+    e = explain(colours, colours.preprocess.normalise(two_red_squares()[0])[None], RED, "lrp")
+    whole = e.trust()
+    assert says(whole, "correspondence") == verdict.TRUST, whole
+    half = e.maps.clone()
+    half[..., 24:, :] = 0
+    found = replace(e, maps=half).trust()
+    assert says(found, "correspondence") != verdict.TRUST
+    assert found.measures.missed == "bottom-right"
+    assert "the bottom-right matters more" in found.because
+    assert found.measures.removal > 0.25  # what is shown matters; that more does is another question
+
+
+def test_correspondence_by_hand(honest: Explanation, card: Trust) -> None:
+    """A second derivation: each quarter of the picture is hidden, one by one."""
+    from classlens.report.hide import hide
+
+    x, net = honest.call.images, honest.call.model.model  # type: ignore[union-attr]
+    share = positive_shares(honest.maps[0, 0].numpy())
+    lost, evidence = [], []
+    for top, left in ((y, x) for y in (0, 12, 24) for x in (0, 12, 24)):
+        gone = torch.zeros(1, 48, 48, dtype=torch.bool)
+        gone[0, top : top + 24, left : left + 24] = True
+        out = net(hide(x, gone))[0].detach()
+        lost.append(-float(out[RED] - out.mean()))
+        evidence.append(float(share[top : top + 24, left : left + 24].sum()))  # type: ignore[index]
+    assert card.measures.correspondence == pytest.approx(np.corrcoef(lost, evidence)[0, 1], abs=1e-5)
+
+
+def test_nothing_corresponds_to_a_constant(honest: Explanation) -> None:
+    subject = subject_of(honest)
+    even = measures.correspondence(subject, np.ones((16, 16)) / 256)
+    assert even["correspondence"] == 0
+    deaf = replace(subject, scores=lambda images: np.full(len(images), 3.0))
+    assert measures.correspondence(deaf, GRID / 16)["correspondence"] == 0
+
+
+def test_windows_cover_the_picture_and_small_things_whole() -> None:
+    found = measures.windows((16, 16))
+    assert len(found) == 9
+    assert all(window.sum() == 64 for window in found)
+    for top in range(13):
+        for left in range(13):
+            thing = np.zeros((16, 16), bool)
+            thing[top : top + 4, left : left + 4] = True
+            assert any((thing <= window).all() for window in found)
+    assert np.any(measures.windows((3, 1)), axis=0).all()  # a tiny picture has fewer cells
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,16 @@ from classlens.core.targets import Asked, Outline
 from classlens.data.images import to_tensor
 from classlens.errors import ClasslensError, MethodError, TargetError
 from classlens.methods import METHODS
+from classlens.render.trust import fading
 
+FADED = "uncertain places faded"
 # The views of a picture, and the titles of their tabs.
 VIEWS = {
     "one": "One class",
     "two": "Two classes",
     "methods": "Several methods",
     "layers": "Layer by layer",
+    "trust": "Trust",
     "concepts": "Concepts",
 }  # the last one only if the server was started with pictures
 
@@ -52,6 +55,7 @@ class Panel:
     place: str = ""  # "at pixel (40, 60)", if one was clicked
     outlines: tuple[Outline, ...] = ()  # the box or the region that it is about
     arrived: str = ""  # how much relevance is in the map
+    scale: render.Scale | None = None  # of the colours, if another map gives it
 
     @property
     def is_difference(self) -> bool:
@@ -101,6 +105,8 @@ def panels(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel 
         yield _two_classes(studio, picture, wish)
     elif wish.view == "methods":
         yield from _several_methods(studio, picture, wish)
+    elif wish.view == "trust":
+        yield from _tested(studio, picture, wish)
     elif wish.view == "concepts":
         studio.concepts(picture, wish.model, wish.index, wish.folder, wish.given)
         yield []
@@ -136,6 +142,20 @@ def _several_methods(studio: Studio, picture: Picture, wish: Wish) -> Iterator[l
     yield shown
 
 
+def _tested(studio: Studio, picture: Picture, wish: Wish) -> Iterator[list[Panel | Blank]]:
+    """The map, and once it is tested, the same map with uncertain places faded; a blank instead of these until then."""
+    plain = _panel(studio, picture, wish, wish.index, wish.method)
+    yield [plain, Blank(FADED)]
+    try:
+        trust = studio.trust(picture, wish.model, wish.index, wish.method, wish.rivals, wish.given)
+    except ClasslensError as error:
+        yield [plain, Blank(FADED, str(error))]
+        return
+    evidence, scale = fading(trust)
+    faded = replace(plain, title=FADED, note="", evidence=evidence, scale=scale)
+    yield [plain, faded] if trust.measures.places else [plain]
+
+
 def difference(one: Tensor, two: Tensor) -> Tensor:
     """The difference of two maps, each divided by the sum of its magnitudes, so that positions can be compared.
 
@@ -167,7 +187,7 @@ def _panel(studio: Studio, picture: Picture, wish: Wish, index: int, method: str
         signed=e.signed,
         index=index,
         name=e.name(),
-        method=method,
+        method=e.method,
         seconds=e.report.seconds,
         ends=(against, "for it") if e.signed else ("nothing", "for it (a method without “against”)"),
         rivals=than or render.rival_text(e, 0, 0),
@@ -180,7 +200,7 @@ def _panel(studio: Studio, picture: Picture, wish: Wish, index: int, method: str
 # --------------------------------------------------------------------------------------------------- as pictures
 
 
-def layer(evidence: Tensor, signed: bool) -> Image.Image:
+def layer(evidence: Tensor, signed: bool, scale: render.Scale | None = None) -> Image.Image:
     """Only the colours of `render.overlay`; the weaker the evidence, the more transparent (RGBA).
 
     Over the grey picture with an opacity of p they give `overlay(..., opacity=p)`, so a browser can blend them while a
@@ -189,7 +209,7 @@ def layer(evidence: Tensor, signed: bool) -> Image.Image:
     """
     height, width = evidence.shape
     black, white = (
-        render.overlay(torch.full((3, height, width), paper), evidence, signed, opacity=1.0).astype(float) / 255
+        render.overlay(torch.full((3, height, width), paper), evidence, signed, 1.0, scale).astype(float) / 255
         for paper in (0.0, 1.0)
     )
     alpha = np.clip(1 - (white - black).mean(2, keepdims=True), 0, 1)

@@ -11,6 +11,7 @@ from classlens.app import markup
 from classlens.app.actions import VIEWS
 from classlens.app.offers import KINDS, LONGEST_TEXT
 from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MAX_UPLOAD, MOST_METHODS, NOTHING, Studio
+from classlens.core.method_text import AUTO
 from classlens.methods import METHODS
 
 _OPACITY = 80  # percent, as `classlens explain` draws
@@ -123,6 +124,6 @@ class Parts:
     def _strip(self) -> None:
         with gr.Row(elem_id="strip"):
             self.opacity = gr.Slider(0, 100, _OPACITY, step=1, label="Colours: faint to strong", elem_id="opacity")
-            self.method = gr.Dropdown(list(METHODS), value=DEFAULT_METHOD, label="Method", elem_id="method")
+            self.method = gr.Dropdown([*METHODS, AUTO], value=DEFAULT_METHOD, label="Method", elem_id="method")
             self.png = gr.Button("Save picture (PNG)", elem_id="png", min_width=100)
             self.npz = gr.Button("Save maps (NPZ)", elem_id="npz", min_width=100)

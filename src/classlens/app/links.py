@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 from classlens.app.actions import VIEWS, Wish
 from classlens.app.offers import LONGEST_TEXT, MOST_TEXTS, Given, Rivals
 from classlens.app.studio import DEFAULT_METHOD, FIRST_METHODS, MOST_METHODS, NOTHING
+from classlens.core.method_text import AUTO
 from classlens.core.targets import RIVALS
 from classlens.errors import ClasslensError
 from classlens.methods import METHODS
@@ -83,7 +84,7 @@ def read(
         view=_one_of(told.get("view"), views, "view") or Link.view,
         rival=_number(told.get("with")),
         rather_than=RIVALS if told.get("than") == RIVALS else _number(told.get("than")),
-        method=_one_of(told.get("method"), METHODS, "method") or DEFAULT_METHOD,
+        method=_one_of(told.get("method"), [*METHODS, AUTO], "method") or DEFAULT_METHOD,
         methods=tuple(name for name in methods[:MOST_METHODS] if _one_of(name, METHODS, "method")),
         folder=_one_of(told.get("pictures"), folders, "folder"),
         given=Given(_texts(told.get("texts")), _place(told.get("at"))),

@@ -23,9 +23,13 @@ from classlens.core.targets import Box
 from classlens.render import colours
 from classlens.render.html import data_uri, pages
 from classlens.render.words import percent
+from classlens.trust import Trust
+from classlens.trust.verdict import VERDICTS
 
 _JPEG = {"format": "JPEG", "quality": 88}
 _PNG = {"format": "PNG", "compress_level": 3}  # a click waits for it
+_KINDS = dict(zip(VERDICTS, ("good", "unsure", "bad"), strict=True))  # classes of the style sheet
+_PASSED = {"good": "passed", "unsure": "doubtful", "bad": "failed"}
 
 
 def piece(name: str, /, **values: Any) -> Markup:
@@ -134,6 +138,24 @@ def legend(panels: Sequence[Panel | Blank]) -> Markup:
     return piece("legends", found=[_legend(signed, *ends) for signed, ends in kinds])
 
 
+def trust(lead: str, view: Image.Image, panels: Sequence[Panel | Blank], card: Trust | None) -> Markup:
+    """The verdict on a map, the map and its uncertain places, and the result of each test; only the maps before."""
+    shown = stage(lead, view, panels)
+    if card is None:
+        return shown
+    results = [(_KINDS[one.verdict], one.text) for one in card.reasons]
+    return shown + piece("tests", results=results, where=card.where, passed=_PASSED)
+
+
+def lead_trust(name: str, panels: Sequence[Panel | Blank], card: Trust | None) -> Markup:
+    """The heading of a tested map: the verdict, and the reasons that decided."""
+    failed = any(isinstance(panel, Blank) and panel.reason for panel in panels)
+    kind = ("failed" if failed else "") if card is None else _KINDS[card.verdict]
+    because = "" if card is None or kind == "good" else card.because
+    than = next((_after(panel.rivals) for panel in panels if isinstance(panel, Panel)), "")
+    return piece("lead_trust", name=name, than=than, kind=kind, because=because[:1].upper() + because[1:])
+
+
 def notice(text: str) -> Markup:
     """One line with an error; empty for no text."""
     line = " ".join(text.split())
@@ -157,7 +179,7 @@ def _panel(panel: Panel | Blank) -> dict[str, str]:
     """The values of a panel for the template."""
     if isinstance(panel, Blank):
         return {"title": panel.title, "note": "", "key": "", "colours": "", "reason": panel.reason, "lines": ""}
-    evidence = address(layer(panel.evidence, panel.signed), _PNG)
+    evidence = address(layer(panel.evidence, panel.signed, panel.scale), _PNG)
     key = _legend(True, *panel.ends) if panel.is_difference else ""
     drawn = address(lines(panel), _PNG) if panel.outlines else ""
     return {

@@ -23,6 +23,7 @@ from classlens.core.targets import Box, Models, Survey, Targets, detection, regi
 from classlens.errors import TargetError
 from classlens.explanation import prepare
 from classlens.models import LoadedModel
+from classlens.models.loaded import probabilities
 
 FIRST_TEXTS = ("a photo of a cat", "a cup of coffee")  # they fit the samples
 MOST_TEXTS, LONGEST_TEXT = 8, 300
@@ -147,9 +148,8 @@ def _of(model: LoadedModel, found: Survey) -> Offer:
             found=best.clamp(max=len(maps) - 1),
         )
     assert found.logits is not None
-    logits = found.logits.double().cpu()
-    shares = logits.sigmoid() if model.multilabel else logits.softmax(0)
-    return Offer("class", tuple(name(i) for i in range(len(logits))), shares, lambda i, than, place: (i, than))
+    shares = probabilities(found.logits, model.multilabel or found.labels)
+    return Offer("class", tuple(name(i) for i in range(len(shares))), shares, lambda i, than, place: (i, than))
 
 
 def _of_texts(model: LoadedModel, vector: Tensor, texts: tuple[str, ...]) -> Offer:

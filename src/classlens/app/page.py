@@ -37,6 +37,7 @@ from classlens.concept import Concepts
 from classlens.concept.gather import packed
 from classlens.errors import ClasslensError, ImageError, TargetError
 from classlens.progress import reporting
+from classlens.trust import Trust
 
 _AT_ONCE = 4  # concurrent drawings; more wait in the queue
 _BUG = "something went wrong; see the terminal of the server"
@@ -320,6 +321,10 @@ class Handlers:
             lead = markup.found(wish.model, panels)
             aims = aims_of(self.studio, picture, wish.model, wish.index, wish.given)
             return markup.stage(lead, view, panels, picture=True, facts=markup.facts(panels), aims=aims)
+        if wish.view == "trust":
+            tested = all(isinstance(panel, Panel) for panel in panels)
+            card = self._trust(picture, wish) if tested else None
+            return markup.trust(markup.lead_trust(labels[wish.index], panels, card), view, panels, card)
         if wish.view == "concepts":
             return markup.concepts(wish.model, self._concepts(picture, wish))
         lead = markup.lead(wish.view, labels[wish.index], labels[wish.rival], panels)
@@ -329,6 +334,9 @@ class Handlers:
 
     def _concepts(self, picture: Picture, wish: Wish) -> Concepts:
         return self.studio.concepts(picture, wish.model, wish.index, wish.folder, wish.given)
+
+    def _trust(self, picture: Picture, wish: Wish) -> Trust:
+        return self.studio.trust(picture, wish.model, wish.index, wish.method, wish.rivals, wish.given)
 
     def _decomposition(self, picture: Picture, wish: Wish) -> bytes:
         method = actions.agf_method(wish.method)
@@ -343,6 +351,8 @@ class Handlers:
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         if wish.view == "layers":
             content = self._decomposition(_there(picture), wish)
+        elif wish.view == "trust":
+            content = render.png(self._trust(_there(picture), wish).figure())
         elif wish.view == "concepts":
             content = render.png(self._concepts(_there(picture), wish).figure())
         else:
@@ -358,7 +368,8 @@ class Handlers:
         if wish.view == "concepts":
             content = packed(self._concepts(_there(picture), wish).arrays())
         else:
-            content = actions.arrays(_there(picture), wish.model, panels)
+            maps = panels[:1] if wish.view == "trust" else panels  # a faded map is no raw map
+            content = actions.arrays(_there(picture), wish.model, maps)
         return self._parcel("classlens.npz", "application/octet-stream", content)
 
     def _parcel(self, name: str, kind: str, content: bytes) -> Updates:

@@ -27,16 +27,19 @@ from torch import Tensor
 
 from classlens import demo, render
 from classlens.app.offers import Given, Offer, Rivals, offer
+from classlens.core.method_text import AUTO
 from classlens.core.targets import Targets
 from classlens.data.images import open_image
 from classlens.errors import DataError, ImageError, MethodError
 from classlens.explanation import Explanation, explain
 from classlens.methods import METHODS
 from classlens.models import LoadedModel, Preprocess
+from classlens.models.choice import named
 from classlens.progress import listener
 
 if TYPE_CHECKING:
     from classlens.concept import Concepts
+    from classlens.trust import Trust
 
 MAX_UPLOAD = 20 * 2**20  # bytes of a picture file
 DEFAULT_METHOD = "agf"
@@ -127,7 +130,9 @@ class Studio:
         given: Given = NOTHING,
     ) -> Explanation:  # fmt: skip
         """The explanation of one choice, from the cache if possible."""
-        if method not in METHODS:  # a request may hold anything
+        if method == AUTO:
+            method = named(AUTO, self.models[model])
+        elif method not in METHODS:  # a request may hold anything
             raise MethodError("there is no such method; pick one from the list")
         targets, than, key = self._asked(picture, model, index, rather_than, given)
         make = partial(explain, self.models[model], picture.inputs[model], targets, method, rather_than=than)
@@ -172,6 +177,14 @@ class Studio:
             return render.png(render.decomposition(explain(*asked, rather_than=than, trace=True)))
 
         return self._keep((*key, method, "decomposition"), draw, len)
+
+    def trust(
+        self, picture: Picture, model: str, index: int, method: str, rather_than: Rivals = None, given: Given = NOTHING
+    ) -> Trust:
+        """The trust card of one choice; the network is run some thirty times."""
+        e = self.explain(picture, model, index, method, rather_than, given)
+        _, _, key = self._asked(picture, model, index, rather_than, given)
+        return self._keep((*key, method, "trust"), e.trust, lambda trust: trust.explanation.maps.nbytes)
 
     def concepts(self, picture: Picture, model: str, index: int, folder: str, given: Given = NOTHING) -> Concepts:
         """The concepts of a class in a picture, found in the pictures of one of the folders of the server."""

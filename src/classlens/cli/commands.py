@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from classlens.cli.choose import choose
 from classlens.cli.compare import compare
 from classlens.cli.concepts import concepts
 from classlens.cli.diff import diff
@@ -22,6 +23,7 @@ from classlens.cli.early import check_out
 from classlens.cli.evaluate import add_evaluate
 from classlens.cli.explain import explain
 from classlens.cli.lists import coverage, methods, models, ops
+from classlens.cli.masks import masks
 from classlens.cli.options import Device, complain
 from classlens.cli.plain import App
 from classlens.cli.report import report
@@ -96,6 +98,8 @@ app.add_typer(selfsup, name="selfsup")
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(verify)
 app.command(no_args_is_help=True)(diff)
+app.command(no_args_is_help=True)(choose)
+app.command(no_args_is_help=True)(masks)
 app.command()(ops)
 app.command()(coverage)
 

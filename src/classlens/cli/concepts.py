@@ -91,8 +91,8 @@ def _show(found: Concepts, files: list[Path]) -> None:
     console.print(table)
     for line in (
         f"layer {found.layer}, found in {found.pictures} images of {found.label}; the concepts carry "
-        f"{100 * found.carried:.0f} % of the class's score, and are {100 * found.stability:.0f} % alike in two halves "
-        "of the images",
+        f"{100 * found.carried:.0f} % of the class's score{found.beside}, and are {100 * found.stability:.0f} % alike "
+        "in two halves of the images",
         f"cost: {found.forwards} forward passes, {found.sweeps} sweeps",
         *(f"note: {note}" for note in found.notes),
         *(f"-> {path}" for path in files),

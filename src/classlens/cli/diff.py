@@ -66,7 +66,7 @@ def diff(
 
     Writes one self-contained page. Preprocessing and classes may differ: what both networks see is compared, and
     classes match by name. The measures of --fail-if: moved, correlation, border, off_object, spread, against,
-    probability, predictions, accuracy, appeared, gone.
+    probability, predictions, accuracy, appeared, gone. After a stop, the same command goes on where it was.
     """
     check_method(method)
     check_out(out, folder=False)

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from classlens.cli.declared import declared
-from classlens.core.method_text import parse, refuse_unknown, split_names
+from classlens.core.method_text import AUTO, parse, refuse_unknown, split_names
 from classlens.core.names import match
 from classlens.data.labels import imagenet
 from classlens.errors import ClasslensError, ImageError, MethodError
@@ -28,18 +28,24 @@ def _methods() -> dict[str, tuple[str, ...]]:
 
 
 def check_call(
-    pictures: Sequence[Path], methods: str, model: str, classes: Iterable[str], out: Path, folder: bool
+    pictures: Sequence[Path],
+    methods: str,
+    model: str,
+    classes: Iterable[str],
+    out: Path,
+    folder: bool,
+    auto: bool = False,
 ) -> None:
     """All checks of a command that explains pictures."""
     check_pictures(pictures)
-    check_methods(methods)
+    check_methods(methods, auto)
     check_classes(model, classes)
     check_out(out, folder)
 
 
-def check_methods(text: str) -> None:
-    """Refuse unknown methods and options in names separated by commas, or `all`."""
-    if text == "all":
+def check_methods(text: str, auto: bool = False) -> None:
+    """Refuse unknown methods and options in names separated by commas, or `all`; with `auto`, also take "auto"."""
+    if text == "all" or (auto and text == AUTO):
         return
     names = split_names(text)
     if not names:
@@ -48,8 +54,10 @@ def check_methods(text: str) -> None:
         check_method(name)
 
 
-def check_method(text: str) -> None:
-    """Refuse a method that does not exist, or an option that it does not have."""
+def check_method(text: str, auto: bool = False) -> None:
+    """Refuse a method that does not exist, or an option that it does not have; with `auto`, also take "auto"."""
+    if auto and text == AUTO:
+        return
     name, options = parse(text, _methods())
     refuse_unknown(name, options, _methods()[name])
 

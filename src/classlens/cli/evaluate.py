@@ -18,6 +18,9 @@ from classlens.cli.plain import App
 if TYPE_CHECKING:
     from classlens.evaluate import Report
 
+USUAL = "agf,gradcam"
+PROOF = "agf,gradcam,lrp,random"  # a proof needs a control
+
 
 def evaluate(
     test: str,
@@ -36,14 +39,15 @@ def evaluate(
         ),
     ] = None,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--methods",
             "-M",
             metavar="NAMES",
-            help="Method names, separated by commas; `classlens methods` lists them.",
+            help="Method names, separated by commas; `classlens methods` lists them.  [default: agf,gradcam; "
+            "truth also lrp,random]",
         ),
-    ] = "agf,gradcam",
+    ] = None,
     model: ModelName = "efficientnet-lite0",
     weights: Weights = "default",
     device: Device = "auto",
@@ -81,6 +85,8 @@ def evaluate(
     Rerun the same command to resume, even after a kill. Writes RUN/table.md, table.csv, curves.png,
     report.html, the rows (Parquet) and a manifest.
     """
+    if methods is None:
+        methods = PROOF if test == "truth" else USUAL
     check_methods(methods)
     check_out(out)
     from classlens.core.method_text import split_names

@@ -20,7 +20,7 @@ from classlens.cli.options import (
     RatherThan,
     Weights,
     complain,
-    load_model,
+    load_for,
     rivals_of,
     targets_of,
 )
@@ -66,7 +66,8 @@ def explain(
             "--method",
             "-M",
             metavar="NAME",
-            help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`.",
+            help="The method; `classlens methods` lists them. Options in brackets: `agf-release(without=A)`. "
+            "`auto`: the one that `classlens choose` stored for the network.",
         ),
     ] = "agf",
     device: Device = "auto",
@@ -98,7 +99,7 @@ def explain(
     segmentation.png, the class with the most evidence at each pixel; with --trust also a card for each map. For a
     volume, each map is also a NIfTI file on the scan's own grid.
     """
-    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True)
+    check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True, auto=True)
     import classlens
     from classlens.data.images import ahead
 
@@ -106,7 +107,7 @@ def explain(
     refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     targets = [questions] if questions else several
-    loaded = load_model(model, weights, device)
+    loaded, method = load_for(model, weights, device, method)
     if multilabel:
         _check_multilabel(loaded)
     images = _inputs(loaded, images, out)

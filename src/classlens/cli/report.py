@@ -11,7 +11,7 @@ from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.early import check_method, check_new, check_out
-from classlens.cli.options import Device, ModelName, Weights, load_model
+from classlens.cli.options import Device, ModelName, Weights, load_for
 
 if TYPE_CHECKING:
     from classlens.report import Report
@@ -32,7 +32,14 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="HTML", help="The page.")] = Path("report.html"),
     weights: Weights = "default",
     method: Annotated[
-        str, typer.Option("--method", "-M", metavar="NAME", help="The method; `classlens methods` lists them.")
+        str,
+        typer.Option(
+            "--method",
+            "-M",
+            metavar="NAME",
+            help="The method; `classlens methods` lists them. `auto`: the "
+            "one that `classlens choose` stored for the network.",
+        ),
     ] = "agf",
     limit: Annotated[int, typer.Option(min=1, help="Use at most N images (a deterministic subset).")] = 200,
     seed: Annotated[int, typer.Option(help="Seed for the choice of images and all random numbers.")] = 0,
@@ -67,7 +74,7 @@ def report(
 
     Writes one self-contained page. Masks and labels are used if the data set has them.
     """
-    check_method(method)
+    check_method(method, auto=True)
     check_out(out, folder=False)
     if concepts is not None:
         check_out(concepts, option="--concepts")
@@ -76,7 +83,7 @@ def report(
     from classlens.report import batch_size_of
     from classlens.report import report as make
 
-    loaded = load_model(model, weights, device)
+    loaded, method = load_for(model, weights, device, method)
     at_once = batch_size or batch_size_of(loaded)
     with Bar() as bar:
         made = make(

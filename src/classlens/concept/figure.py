@@ -145,7 +145,8 @@ def _short(label: str) -> str:
 
 
 def _carried(found: Concepts) -> str:
+    here = "in this picture" if found.picture is not None else "in these pictures"
     return (
-        f"concepts found in {found.pictures} pictures; they carry {percent(found.carried)} of the class's score, "
-        f"{percent(max(found.rest, 0.0))} of the evidence here is in none of them"
+        f"found in {found.pictures} pictures; such concepts carry {percent(found.carried)} of the class's score"
+        f"{found.beside}; {percent(max(found.rest, 0.0))} of the evidence {here} is in none of them"
     )

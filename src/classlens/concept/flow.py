@@ -13,7 +13,7 @@ map of everything that flows through the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -73,20 +73,6 @@ def flow(
     with onednn_errors(), torch.inference_mode(False), autocast_off(case.images.device):
         found = _stopped(lambda: chosen.run(case, **options), layer.value)
     return Flow(layer, layer.as_map(found.relevance), found.onward, at_once)
-
-
-def by_sign(found: Flow, layer: FeatureMap) -> Flow:
-    """The same relevance further down, where K is 2: what began as evidence for the class, and as evidence against it.
-
-    In the layers below, the two are added up in the same units, and the smaller one would be lost. For one class.
-    """
-    value = found.layer.restored(found.relevance)
-    parts = torch.cat([value.clamp(min=0), value.clamp(max=0)])
-    if layer.value is found.layer.value:
-        return replace(found, relevance=layer.as_map(parts))
-    with onednn_errors(), autocast_off(parts.device):
-        reached = _stopped(lambda: found.onward(parts), layer.value)
-    return Flow(layer, layer.as_map(reached.relevance), reached.onward, found.at_once)
 
 
 def _stopped(sweep: Callable[[], object], value: Value) -> Reached:

@@ -26,9 +26,10 @@ from classlens.data.layouts import Dataset, data_hash, open_dataset
 from classlens.errors import MethodError, ModelError
 from classlens.explanation import pictures_of, prepare
 from classlens.files import text_hash, write_bytes, write_json
-from classlens.models.loaded import LoadedModel, described
+from classlens.models.loaded import LoadedModel, described, probabilities
 from classlens.models.network import short_name
 from classlens.progress import Progress, silent
+from classlens.render.words import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,6 +72,8 @@ class Concepts:
     concepts: tuple[Concept, ...]  # the strongest first, those for the class before those against it
     rest: float  # share of the evidence that no concept explains
     carried: float  # share of the class's logit that concepts carry, kept or removed, in pictures that chose nothing
+    rival: str | None  # the class that the network finds likeliest in these pictures besides
+    by_rival: float  # share of the same logit that as many concepts of the rival carry: what the two have in common
     stability: float  # how alike the concepts of two halves of the pictures are: 0 to 1
     pictures: int  # of the class, in which the concepts were found
     forwards: int
@@ -79,6 +82,11 @@ class Concepts:
     picture: Tensor | None = None  # (3,H,W) in [0,1]
     map: Tensor | None = None  # (H,W): the evidence for the class in the picture
     notes: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> str:
+        """What as many concepts of the likeliest other class carry, beside `carried`; empty without such a class."""
+        return "" if self.rival is None else f" (as many of {self.rival}: {percent(self.by_rival)})"
 
     def figure(self) -> Figure:
         """The picture, the map of the class, and its concepts with their shares, maps and reference pictures."""
@@ -107,7 +115,8 @@ class Concepts:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, and the names of the reference pictures."""
-        plain = ("target", "label", "model", "method", "layer", "grid", "rest", "carried", "stability", "pictures",
+        plain = ("target", "label", "model", "method", "layer", "grid", "rest", "carried", "rival", "by_rival",
+                 "stability", "pictures",
                  "forwards", "sweeps", "probability", "notes")  # fmt: skip
         each = [
             {"name": one.name, "share": one.share,
@@ -197,7 +206,9 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
         choice = choose(subject, dataset, gathered, count, progress)
         found, shares = references(subject, dataset, gathered, choice.layer, choice.directions, progress)
         return packed({
-            "layer": np.array(choice.layer), "numbers": np.array([choice.carried, choice.stability]),
+            "layer": np.array(choice.layer),
+            "numbers": np.array([choice.carried, choice.by_rival, choice.stability]),
+            "rival": np.array(-1 if choice.rival is None else choice.rival),
             "support": choice.directions.support.numpy(), "against": choice.directions.against.numpy(),
             "shares": shares.numpy(), **as_arrays(found),
         })  # fmt: skip
@@ -213,8 +224,9 @@ def _basis(subject: Subject, dataset: Dataset, gathered: Gathered, count: int | 
     )
     arrays = unpacked(stored(subject.index, f"concepts-{text_hash(repr(decides))}.npz", compute), subject.index)
     directions = Directions(torch.from_numpy(arrays["support"]), torch.from_numpy(arrays["against"]))
-    carried, stability = arrays["numbers"].tolist()
-    choice = Choice(str(arrays["layer"]), directions, carried, stability)
+    carried, by_rival, stability = arrays["numbers"].tolist()
+    rival = int(arrays["rival"])
+    choice = Choice(str(arrays["layer"]), directions, carried, rival if rival >= 0 else None, by_rival, stability)
     return _Basis(choice, from_arrays(arrays, len(directions.signs)), torch.from_numpy(arrays["shares"]))
 
 
@@ -242,8 +254,7 @@ def _in_picture(subject: Subject, gathered: Gathered, basis: _Basis, image: Any)
     whole, *maps = flow.through([flow.relevance.sum(0), *(parts[m] for m in order)])
     own = _name_of(image)
     found = [_concept(basis, m, float(shares[m]), one[0].cpu(), own) for m, one in zip(order, maps, strict=True)]
-    logits = tape.logits[0].detach().double().cpu()
-    chance = (logits.sigmoid() if subject.model.multilabel else logits.softmax(0))[subject.target]
+    chance = probabilities(tape.logits[0], subject.model.multilabel)[subject.target]
     return _packed(
         subject, gathered, basis, found, rest=1 - float(shares.abs().sum()), probability=float(chance),
         picture=pictures_of(batch, subject.model)[0].cpu(), map=whole[0].cpu(),
@@ -269,18 +280,20 @@ def _concept(basis: _Basis, m: int, share: float, own: Tensor | None = None, nam
 
 
 def _packed(subject: Subject, gathered: Gathered, basis: _Basis, found: Sequence[Concept], **more: Any) -> Concepts:
-    labels, relevance = subject.model.labels, gathered.relevance[basis.choice.layer]
+    relevance = gathered.relevance[basis.choice.layer]
     skipped = len(gathered.skipped)
     notes = (f"{skipped} pictures could not be read",) if skipped else ()
     return Concepts(
         target=subject.target,
-        label=labels[subject.target] if labels else f"class {subject.target}",
+        label=subject.name(subject.target),
         model=short_name(subject.model.name),
         method=subject.method,
         layer=basis.choice.layer,
         grid=(relevance.shape[3], relevance.shape[4]),
         concepts=tuple(found),
         carried=basis.choice.carried,
+        rival=None if basis.choice.rival is None else subject.name(basis.choice.rival),
+        by_rival=basis.choice.by_rival,
         stability=basis.choice.stability,
         pictures=len(gathered.items),
         forwards=subject.cost.forwards,

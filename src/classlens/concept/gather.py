@@ -3,8 +3,8 @@
 index/predictions-HASH.json     what the network predicts for 16 pictures
 index/relevance-HASH.npz        the relevance of a class at its layers, in those pictures that are taken for it
 
-A hash covers everything that decides the contents: network, preprocessing, pictures and, for relevance, class, method
-and layers. Files are whole or not there, so any number of classes, methods and folders share one index.
+A hash covers everything that decides the contents: network, preprocessing, pictures and, for relevance, class and
+layers. Files are whole or not there, so any number of classes and folders share one index.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classlens.concept.flow import Flow, by_sign, flow
+from classlens.concept.evidence import by_sign, evidence
+from classlens.concept.flow import Flow, flow
 from classlens.concept.layers import COARSE, candidates
-from classlens.core.capture import Tape, folded
+from classlens.core.capture import Tape
 from classlens.data.labels import label_index
 from classlens.data.layouts import Dataset, Item, data_hash
 from classlens.errors import DataError, ImageError, MethodError
 from classlens.files import text_hash, write_bytes
-from classlens.methods.featuremaps import FeatureMap, named_map, spatial_cuts
+from classlens.methods.featuremaps import FeatureMap, named_map
+from classlens.methods.tail import Tail
 from classlens.models import LoadedModel
 from classlens.models.network import Network
 from classlens.progress import Progress
 
-FORMAT = 2  # of the files of an index: a new number where their contents change
+FORMAT = 3  # of the files of an index: a new number where their contents change
 LEAST = 6  # pictures of the class: fewer would give concepts of single pictures
 _CHUNK = 16  # pictures of a file of the index
+_LOGITS = "the logits"  # beside the layers in a file of relevance; no layer has such a name
 
 
 @dataclass
@@ -63,6 +66,10 @@ class Subject:
     def network(self) -> Network:
         return Network(self.model)
 
+    def name(self, target: int) -> str:
+        """The name of a class, or `class 7`."""
+        return self.network.labels[target] if self.network.labels else f"class {target}"
+
     def read(self, dataset: Dataset, item: Item) -> Tensor:
         """(1,3,H,W)."""
         return self.model.preprocess(dataset.picture(item))[None]
@@ -71,13 +78,19 @@ class Subject:
         self.cost.forwards += len(images)
         return self.network.record(images)
 
+    def evidence(self, tape: Tape, layer: FeatureMap, target: int | None = None) -> Tensor:
+        """(2,C,h,w): what speaks for a class at a layer of one recorded picture, and what against it."""
+        asked = torch.tensor([self.target if target is None else target])
+        found, passes = evidence(tail_of(tape, layer), layer, asked)
+        self.cost.forwards += passes
+        return by_sign(found)[:, 0]
+
     def flow(self, tape: Tape, layer: FeatureMap) -> Flow:
-        """The relevance of the class at a layer of a recorded picture: (2,1,C,h,w), for it and against it."""
+        """The same evidence (2,1,C,h,w), and the way on to the image by the method."""
         self.cost.sweeps += 1
-        targets = torch.full((tape.image.shape[0], 1), self.target, device=tape.image.tensor.device)
-        deepest = next(iter(spatial_cuts(folded(tape))), layer)
-        top = flow(tape, self.network.module, targets, self.method, deepest, self.model.multilabel)
-        return by_sign(top, layer)
+        targets = torch.tensor([[self.target]], device=tape.image.tensor.device)
+        way = flow(tape, self.network.module, targets, self.method, layer, self.model.multilabel)
+        return replace(way, relevance=self.evidence(tape, layer)[:, None])
 
     def layers(self, tape: Tape) -> dict[str, FeatureMap]:
         """The layers at which concepts are looked for, by name; the deepest first."""
@@ -100,6 +113,7 @@ class Gathered:
 
     items: tuple[Item, ...]
     relevance: dict[str, Tensor]
+    logits: Tensor  # (n,classes)
     looked: int  # pictures that were looked at
     skipped: tuple[str, ...]  # pictures that could not be read
 
@@ -107,7 +121,7 @@ class Gathered:
 def gather(subject: Subject, dataset: Dataset, items: Sequence[Item], limit: int, progress: Progress) -> Gathered:
     """The first `limit` pictures that the network takes for the class, in the order of `items`."""
     asked = _labelled(subject, items) or list(items)
-    rows: list[tuple[Item, dict[str, Tensor]]] = []
+    rows: list[tuple[Item, dict[str, Tensor], Tensor]] = []
     skipped: list[str] = []
     looked = 0
     for start in range(0, len(asked), _CHUNK):
@@ -118,13 +132,14 @@ def gather(subject: Subject, dataset: Dataset, items: Sequence[Item], limit: int
         predicted = _predictions(subject, dataset, chunk)
         skipped += [item.name for item in chunk if predicted[item.name] is None]
         mine = [item for item in chunk if subject.target in (predicted[item.name] or ())]
-        rows += zip(mine, _relevance(subject, dataset, mine), strict=True)
+        rows += [(item, *found) for item, found in zip(mine, _relevance(subject, dataset, mine), strict=True)]
         looked += len(chunk)
     progress("pictures", len(asked), len(asked))
     _check(subject, dataset, len(rows), looked)
     rows = rows[:limit]
-    layers = {name: torch.stack([found[name] for _, found in rows]) for name in rows[0][1]}
-    return Gathered(tuple(item for item, _ in rows), layers, looked, tuple(skipped))
+    layers = {name: torch.stack([found[name] for _, found, _ in rows]) for name in rows[0][1]}
+    logits = torch.stack([each for *_, each in rows])
+    return Gathered(tuple(item for item, *_ in rows), layers, logits, looked, tuple(skipped))
 
 
 def _labelled(subject: Subject, items: Sequence[Item]) -> list[Item]:
@@ -134,7 +149,7 @@ def _labelled(subject: Subject, items: Sequence[Item]) -> list[Item]:
 
 
 def _check(subject: Subject, dataset: Dataset, count: int, looked: int) -> None:
-    name = subject.network.labels[subject.target] if subject.network.labels else f"class {subject.target}"
+    name = subject.name(subject.target)
     if count == 0:
         raise DataError(
             f"the network takes none of {looked} pictures of {dataset.name} for {name!r}; give pictures of this class"
@@ -170,8 +185,8 @@ def _predictions(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> d
     return known
 
 
-def _relevance(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-    """For each picture, the relevance of the class at each layer: (2,C,h,w)."""
+def _relevance(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """For each picture, the relevance of the class at each layer: (2,C,h,w); and its logits."""
     if not items:
         return
 
@@ -179,14 +194,21 @@ def _relevance(subject: Subject, dataset: Dataset, items: Sequence[Item]) -> Ite
         found: dict[str, list[NDArray[np.float32]]] = {}
         for item in items:
             tape = subject.record(subject.read(dataset, item))
+            found.setdefault(_LOGITS, []).append(tape.logits[0].detach().float().cpu().numpy())
             for name, layer in subject.layers(tape).items():
-                found.setdefault(name, []).append(subject.flow(tape, layer).relevance[:, 0].float().cpu().numpy())
+                found.setdefault(name, []).append(subject.evidence(tape, layer).float().cpu().numpy())
         return packed({name: np.stack(rows) for name, rows in found.items()})
 
-    decides = (FORMAT, subject.network.id, data_hash(dataset, items), subject.target, subject.method, subject.layer)
+    decides = (FORMAT, subject.network.id, data_hash(dataset, items), subject.target, subject.layer)
     layers = unpacked(stored(subject.index, f"relevance-{text_hash(repr(decides))}.npz", compute), subject.index)
+    logits = torch.from_numpy(layers.pop(_LOGITS))
     for row in range(len(items)):
-        yield {name: torch.from_numpy(found[row]) for name, found in layers.items()}
+        yield {name: torch.from_numpy(found[row]) for name, found in layers.items()}, logits[row]
+
+
+def tail_of(tape: Tape, layer: FeatureMap) -> Tail:
+    """The network after a layer."""
+    return Tail.after(tape, layer.value, "concepts cannot be removed from this layer")
 
 
 def stored(index: Path | None, name: str, compute: Callable[[], bytes]) -> bytes:

@@ -16,6 +16,8 @@ from typing import Any
 
 from classlens.errors import MethodError
 
+AUTO = "auto"  # the method that was chosen for a network; not a method itself
+
 
 def parse(text: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     """The name and the options of a method; the name must be one of `known`."""
@@ -23,6 +25,8 @@ def parse(text: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     if not match:
         raise MethodError(f"cannot read the method {text!r}; write a name such as agf, or agf(without=M)")
     name, inside = match.groups()
+    if name == AUTO and name not in known:
+        raise MethodError("auto needs `classlens choose`, and serves explain, report and the page: name a method here")
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(known)}"

@@ -6,12 +6,12 @@ agree), or those that the user names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -28,7 +28,8 @@ from classlens.report.measure import Bools, Floats
 from classlens.report.spots import smoothed
 from classlens.report.truth import Labels
 
-Counts = NDArray[np.int64]
+if TYPE_CHECKING:
+    from classlens.diff.kept import Kept
 
 GAINED = 0.05  # of the picture: the cells to which most of the evidence moved
 _NO_EVIDENCE = "one of the maps holds no evidence for the class"
@@ -81,6 +82,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What was found in one picture."""
+
+    rows: tuple[Row, ...] = ()
+    skipped: str = ""  # why it has no row
+    without_mask: str = ""  # why its mask could not be read
+    unshared: tuple[bool, bool] = (False, False)  # whether A, or B, predicts a class that the other does not have
+
+
+@dataclass(frozen=True)
 class Collected:
     """All rows, and what could not be compared."""
 
@@ -88,6 +99,16 @@ class Collected:
     skipped: dict[str, str] = field(default_factory=dict)  # picture -> why it has no row
     without_mask: dict[str, str] = field(default_factory=dict)  # picture -> why its mask could not be read
     unshared: tuple[int, int] = (0, 0)  # pictures that A, or B, predicts as a class that the other does not have
+
+    @classmethod
+    def of(cls, found: Mapping[str, Found]) -> Collected:
+        """The findings of all pictures together, in their order."""
+        return cls(
+            rows=tuple(row for one in found.values() for row in one.rows),
+            skipped={name: one.skipped for name, one in found.items() if one.skipped},
+            without_mask={name: one.without_mask for name, one in found.items() if one.without_mask},
+            unshared=(sum(one.unshared[0] for one in found.values()), sum(one.unshared[1] for one in found.values())),
+        )
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,15 @@ class Both:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What there is to tell of the pictures of a batch, by their names; see `Found`."""
+
+    skipped: dict[str, str] = field(default_factory=dict)
+    without_mask: dict[str, str] = field(default_factory=dict)
+    unshared: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Seen:
     """One picture as both networks read it."""
 
@@ -114,20 +144,33 @@ class Seen:
     images: tuple[Tensor, Tensor]
 
 
-def collect(both: Both, items: Sequence[Item], batch_size: int, progress: Progress) -> Collected:
-    """The rows of every picture that can be read and explained by both networks."""
-    rows: list[Row] = []
-    skipped: dict[str, str] = {}
-    without_mask: dict[str, str] = {}
-    unshared = np.zeros(2, np.int64)
-    progress("pictures", 0, len(items))
-    for start in range(0, len(items), batch_size):
-        batch = list(_readable(both, items[start : start + batch_size], skipped))
-        _check_sizes(batch)
-        if batch:
-            rows += _rows(both, batch, skipped, without_mask, unshared)
-        progress("pictures", min(start + batch_size, len(items)), len(items))
-    return Collected(tuple(rows), skipped, without_mask, (int(unshared[0]), int(unshared[1])))
+def collect(both: Both, items: Sequence[Item], batch_size: int, progress: Progress, kept: Kept) -> Collected:
+    """The rows of every picture that can be read and explained by both networks; an earlier run's are taken over."""
+    found = kept.read(items)
+    left = [item for item in items if item.name not in found]
+    for start in range(0, len(left), batch_size):
+        progress("pictures", len(items) - len(left) + start, len(items))
+        some = left[start : start + batch_size]
+        new = _found(both, some)
+        kept.add(zip(some, new, strict=True))
+        found |= {item.name: one for item, one in zip(some, new, strict=True)}
+    progress("pictures", len(items), len(items))
+    return Collected.of({item.name: found[item.name] for item in items})
+
+
+def _found(both: Both, items: Sequence[Item]) -> list[Found]:
+    """What both networks find in each of a few pictures."""
+    told = Told()
+    batch = list(_readable(both, items, told.skipped))
+    _check_sizes(batch)
+    rows = list(_rows(both, batch, told)) if batch else []
+    return [
+        Found(
+            tuple(row for row in rows if row.item.name == item.name), told.skipped.get(item.name, ""),
+            told.without_mask.get(item.name, ""), told.unshared.get(item.name, (False, False)),
+        )
+        for item in items
+    ]  # fmt: skip
 
 
 def read(both: Both, item: Item) -> Seen:
@@ -150,15 +193,13 @@ def _check_sizes(batch: Sequence[Seen]) -> None:
         raise ModelError("a model accepts images of any size, so they cannot form a batch; use --batch-size 1")
 
 
-def _rows(
-    both: Both, batch: Sequence[Seen], skipped: dict[str, str], without_mask: dict[str, str], unshared: Counts
-) -> Iterator[Row]:
+def _rows(both: Both, batch: Sequence[Seen], told: Told) -> Iterator[Row]:
     images = [torch.stack([seen.images[which] for seen in batch]) for which in (0, 1)]
     logits = [side.network.forward(x) for side, x in zip(both.sides, images, strict=True)]
-    asked = [_asked(both, logits, row, unshared) for row in range(len(batch))]
+    asked = [_asked(both, seen, logits, row, told) for row, seen in enumerate(batch)]
     kept = [row for row, classes in enumerate(asked) if classes]
     for row in set(range(len(batch))) - set(kept):
-        skipped[batch[row].item.name] = "each network predicts a class that the other does not have"
+        told.skipped[batch[row].item.name] = "each network predicts a class that the other does not have"
     if not kept:
         return
     most = max(len(asked[row]) for row in kept)
@@ -173,27 +214,27 @@ def _rows(
     except NotFiniteError:
         if len(batch) > 1:  # one bad picture must not affect the others
             for single in batch:
-                yield from _rows(both, [single], skipped, without_mask, np.zeros(2, np.int64))
+                yield from _rows(both, [single], told)
         else:
-            skipped[batch[0].item.name] = _NOT_FINITE
+            told.skipped[batch[0].item.name] = _NOT_FINITE
         return
     for position, row in enumerate(kept):
         for k, pair in enumerate(asked[row]):
             evidence = tuple(one[position, k].cpu().double().numpy() for one in maps)
-            found = _row(both, batch[row], pair, (evidence[0], evidence[1]), logits, row, without_mask)
+            found = _row(both, batch[row], pair, (evidence[0], evidence[1]), logits, row, told.without_mask)
             if found is None:
-                skipped.setdefault(batch[row].item.name, _NO_EVIDENCE)
+                told.skipped.setdefault(batch[row].item.name, _NO_EVIDENCE)
             else:
                 yield found
 
 
-def _asked(both: Both, logits: Sequence[Tensor], row: int, unshared: Counts) -> list[tuple[int, int]]:
+def _asked(both: Both, seen: Seen, logits: Sequence[Tensor], row: int, told: Told) -> list[tuple[int, int]]:
     """The classes in question of a picture, as pairs of outputs."""
     if both.asked:
         return [(index, both.shared.to_b[index]) for index in both.asked]
     first, second = (int(one[row].argmax()) for one in logits)
     back = both.shared.to_a.get(second)
-    unshared += (first not in both.shared.to_b, back is None)
+    told.unshared[seen.item.name] = (first not in both.shared.to_b, back is None)
     found = [index for index in (first, back) if index in both.shared.to_b]
     return [(index, both.shared.to_b[index]) for index in dict.fromkeys(found)]
 

@@ -20,7 +20,6 @@ from classlens.evaluate.stats import Estimate
 from classlens.progress import Progress
 from classlens.report.measure import Bools, Floats
 from classlens.report.spots import central, connected, elsewhere, smoothed
-from classlens.trust.measures import ELSEWHERE
 
 Falls = dict[str, tuple[float, ...]]  # picture -> what A and B lose
 
@@ -29,6 +28,7 @@ LEVEL = 0.05  # of finding a place in a class where nothing moved
 PEAK = 0.5  # of the largest gain of a cell: cells with less are no part of the place
 GREW = 0.05  # of the evidence: a smaller gain of a place is not shown
 DECIDES = 0.1  # of the probability: what hiding a place must cost more than hiding as much elsewhere
+ELSEWHERE = 3  # other places of the same shape that are hidden to compare with
 _FLIPS = 1000
 _TESTED = 40  # pictures of a class on which a place is hidden
 

@@ -16,6 +16,7 @@ from classlens.diff import words
 from classlens.diff.collect import Both, Collected, Row, collect
 from classlens.diff.draw import draw
 from classlens.diff.frames import same_view
+from classlens.diff.kept import Kept
 from classlens.diff.measures import Condition, condition, measured
 from classlens.diff.page import About, counted, page
 from classlens.diff.pairs import matched
@@ -78,7 +79,8 @@ def diff(
     (0.21, True)
 
     The networks may have different preprocessing and classes; classes match by name. `classes` are those in question,
-    by default those that either network predicts.
+    by default those that either network predicts. A stopped diff resumes: what it found is in `diff.html.rows` until
+    the page is written.
     """
     begun, path = time.perf_counter(), _checked(out, top)
     conditions = [condition(text) for text in fail_if]
@@ -86,7 +88,9 @@ def diff(
     both = _both(a, b, data, classes, method, seed)
     _check_conditions(conditions, both)
     items = both.a.dataset.select(limit, seed)
-    collected = _some(collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress))
+    kept = Kept(path, both)
+    collected = collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress, kept)
+    _check_some(collected, kept)
     found = measured(collected.rows, seed)
     spots = places(both, collected.rows, seed, progress)
     known = found | {name: Estimate(n, n, n, len(collected.rows)) for name, n in counted(spots).items()}
@@ -97,6 +101,7 @@ def diff(
     drawn = draw(both, [*most, *(place.rows[0] for place in spots[:top])], progress)
     about = _about(both, names, collected, notes, len(items), command, time.perf_counter() - begun)
     write_text(path, page(about, both, collected, found, spots[:top], most, drawn, findings, checked))
+    kept.remove()
     failed = tuple(text for text, holds in checked if holds)
     return Diff(path, tuple(findings), notes, found, tuple(spots), failed, collected)
 
@@ -110,11 +115,11 @@ def _checked(out: str | os.PathLike[str], top: int) -> Path:
     return path
 
 
-def _some(collected: Collected) -> Collected:
+def _check_some(collected: Collected, kept: Kept) -> None:
     if not collected.rows:
+        kept.remove()  # there is nothing to resume
         name, why = next(iter(collected.skipped.items()))
         raise DataError(f"no picture could be compared; the first, {name}: {why}")
-    return collected
 
 
 def _by_move(row: Row) -> tuple[float, str]:

@@ -48,7 +48,8 @@ class Survey:
     """The feature maps that a forward pass makes."""
 
     sizes: dict[int, tuple[int, int]]  # call -> (height, width) of its result
-    final: int  # the call that makes what the head pools
+    final: int  # the call that makes the features of the head
+    pooled: int  # the call that makes what the head pools; most heads begin with that
 
 
 class _Surveyor(Detour):
@@ -59,6 +60,7 @@ class _Surveyor(Detour):
         self._batch = batch
         self._made: dict[int, Tensor] = {}  # results are kept, so that no other tensor can have their identity
         self.sizes: dict[int, tuple[int, int]] = {}
+        self.channels: dict[int, int] = {}
         self.final: int | None = None
 
     def seen(self, args: Any, result: Tensor) -> Tensor:
@@ -69,6 +71,7 @@ class _Surveyor(Detour):
         if _is_map(result, self._batch):
             self._made[self._count] = result
             self.sizes[self._count] = (result.shape[2], result.shape[3])
+            self.channels[self._count] = result.shape[1]
         return result
 
 
@@ -78,12 +81,19 @@ def _is_map(t: Tensor, batch: int) -> bool:
 
 @torch.no_grad()
 def survey(model: nn.Module, images: Tensor) -> Survey:
-    """Where a network makes its feature maps; an error if it has no pooled head."""
+    """Where a network makes its feature maps; an error if it has no pooled head.
+
+    What is pooled may be a map of the classes, as in SqueezeNet. Then the convolution that makes it is the head.
+    """
     with _Surveyor(len(images)) as found:
-        model(images)
+        classes = model(images).shape[1]
     if found.final is None:
         raise ModelError(f"{type(model).__name__} has no feature map that a head pools, so its head cannot be split")
-    return Survey(found.sizes, found.final)
+    final = pooled = found.final
+    if found.channels[pooled] == classes:
+        before = [call for call, channels in found.channels.items() if call < pooled and channels != classes]
+        final = next((call for call in reversed(before) if is_cut(model, images, call)), pooled)
+    return Survey(found.sizes, final, pooled)
 
 
 @torch.no_grad()

@@ -32,10 +32,20 @@ class Page:
     def html(self) -> str:
         """The whole file."""
         text = pages("evaluate").get_template("report.html").render(
-            vars(self), tables=[_table(table) for table in self.tables], gallery=[_row(shown) for shown in self.shown],
+            vars(self), tables=laid_out(self.tables), gallery=gallery(self.shown),
             remark=_remark(self.shown), time=TIME, costs=_costs(self.timing, self.ops),
         )  # fmt: skip
         return text + "\n"
+
+
+def laid_out(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Tables as the macro `scores` of scores.html takes them."""
+    return [_table(table) for table in tables]
+
+
+def gallery(shown: Sequence[Shown]) -> list[tuple[str, list[tuple[str, bytes]]]]:
+    """Drawn pictures as the macro `disputed` takes them."""
+    return [_row(one) for one in shown]
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from classlens.evaluate.report import Report, write
 from classlens.evaluate.settings import Settings
 from classlens.evaluate.store import Store
 from classlens.evaluate.worker import Loaded, Result, Worker
+from classlens.models import LoadedModel
 from classlens.progress import Progress, silent
 
 R = TypeVar("R")
@@ -79,11 +80,12 @@ def run_and(
     cluster: str | None = None,
     progress: Progress = silent,
     command: Sequence[str] = (),
+    loaded: LoadedModel | None = None,
 ) -> R:
-    """Like `run`, with another report."""
+    """Like `run`, with another report; `loaded` is a network in memory, for a run in this process."""
     begun = time.perf_counter()
     # On a cluster the GPUs are elsewhere: here the model is only needed for its metadata.
-    worker = Worker(replace(settings, device="cpu") if cluster else settings)
+    worker = Worker(replace(settings, device="cpu") if cluster else settings, loaded)
     store = Store(out)
     earlier = manifest.read(store)
     store.timings()  # what another version wrote is refused now, not after the work

@@ -67,7 +67,11 @@ def side_by_side(found: Sequence[Table], methods: Sequence[str]) -> Table:
     }
     # The estimates are those of the tests: a column only names its method.
     columns = tuple(Metric(method, 0, lambda rows: mean(np.zeros(len(rows)))) for method in methods)
-    remark = "A row for each test whose right answer is known. ↑: higher is better. RUN/*/table.md has all columns."
+    remark = (
+        "A row for each test whose right answer is known. ↑: higher is better. RUN/*/table.md has all columns. "
+        "Asked for the class: a method that contrasts it with its rivals answers another question, and is judged by "
+        "the logit. A method that ignores the picture repeats itself too."
+    )
     return Table("Truth", remark, "all tests", Config("truth"), columns, rows, "test")
 
 

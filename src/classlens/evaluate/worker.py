@@ -19,7 +19,7 @@ from classlens.evaluate.scene import Explained, Scene, seed_of
 from classlens.evaluate.settings import Settings
 from classlens.evaluate.stopwatch import Stopwatch
 from classlens.evaluate.store import Row
-from classlens.models import Preprocess, load
+from classlens.models import LoadedModel, Preprocess, load
 from classlens.models.network import Network
 
 DRAWN = Dataset("drawn pictures", "drawn", Path(), ())  # for tests that need no data set
@@ -52,11 +52,13 @@ class Worker:
     >>> rows = [row for shard in shards for result in worker.run(shard) for row in result.rows]
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loaded: LoadedModel | None = None) -> None:
+        """`loaded`: a network that exists in memory only, instead of the one that the settings name."""
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.settings = settings
-        self.network = Network(load(settings.model, settings.weights, settings.device), settings.frame)
+        loaded = loaded or load(settings.model, settings.weights, settings.device)
+        self.network = Network(loaded, settings.frame)
         datasets = told_apart([open_dataset(path, settings.split) for path in settings.data]) or [DRAWN]
         self.explainer = settings.explainer(self.network, settings.methods, settings.frame, settings.seed)
         self.subjects = tuple(Subject(self.network, dataset, self.explainer.offers) for dataset in datasets)

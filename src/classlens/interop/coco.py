@@ -86,7 +86,7 @@ def write_coco(
             mask = strongest_part(explanation.maps[row, k].cpu(), share)
             if mask.any():
                 about = {"id": len(annotations) + 1, "image_id": image, "category_id": category}
-                annotations.append(about | _outline(mask) | _score(explanation.probability(row, k)))
+                annotations.append(about | outline(mask) | _score(explanation.probability(row, k)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **maps)
     write_bytes(where / "maps.npz", buffer.getvalue())
@@ -111,5 +111,6 @@ def _score(probability: float) -> dict[str, float]:
     return {} if np.isnan(probability) else {"score": probability}  # a question that is no class has none
 
 
-def _outline(mask: Mask) -> dict[str, Any]:
+def outline(mask: Mask) -> dict[str, Any]:
+    """The fields of an annotation that say where a mask (with at least one pixel) lies."""
     return {"segmentation": run_lengths(mask), "bbox": box_of(mask), "area": float(mask.sum()), "iscrowd": 0}

@@ -62,6 +62,8 @@ class Altered:
     def _back(self, node: Node, arrived: Any, weights: set[Value]) -> Shares:
         if arrived is None:
             raise UnsupportedOp(f"no rule for {node.where}, of which a later output is used")
+        if node.op == "detach" or node.cut:  # a constant for gradients, as the network wants it
+            return [None] * len(node.inputs)
         if node.op in _SAME:
             return only(node, node.inputs[0], arrived)
         if node in self.gamma:

@@ -24,8 +24,8 @@ Baseline = str | float | Tensor
 def logits_at(case: Case, points: Tensor) -> Tensor:
     """The logits (N,classes) at other inputs (N,C,H,W), with gradients if the caller enabled them."""
     refuse_one_pass(case)
-    with GradientsStayOn():  # some networks write into their input
-        return outputs_at(case.model, points.clone(), case.output, case.tape.float32)
+    with GradientsStayOn(case.tape.obeys):  # some networks write into their input
+        return outputs_at(case.model, points.clone(), case.output, case.tape)
 
 
 def refuse_one_pass(case: Case) -> None:

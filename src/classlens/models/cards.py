@@ -19,6 +19,7 @@ A folder with `card.json` and `model.safetensors` is all that `load` needs:
       },
       "multilabel": true,                          optional: an independent probability for each class (sigmoid)
       "training": {},                              optional: how it was trained, for information
+      "choice": {},                                optional: the method that `classlens choose` found for it
       "about": "where the weights come from"       optional, for information
     }
 
@@ -52,7 +53,7 @@ Override: TypeAlias = Number | Sequence[Number]
 CARD = "card.json"
 WEIGHTS = "model.safetensors"
 _REQUIRED = ("architecture", "weights", "labels", "preprocess")
-_OPTIONAL = ("overrides", "head", "pyramid", "multilabel", "training", "about")
+_OPTIONAL = ("overrides", "head", "pyramid", "multilabel", "training", "choice", "about")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ def _card(data: Any, folder: Path) -> Card:
         raise ModelError("a card has a head or a pyramid, not both")
     if not isinstance(data.get("training", {}), dict):
         raise ModelError("training must be an object: how the network was trained")
+    if not isinstance(data.get("choice", {}), dict):
+        raise ModelError("choice must be an object, as `classlens choose` writes it")
     return Card(
         architecture=data["architecture"],
         weights=folder / weights if weights not in (None, "default") else weights,

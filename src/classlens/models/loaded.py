@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from classlens.errors import ImageError
 from classlens.models.own import own_preprocess
@@ -39,6 +39,16 @@ class LoadedModel:
             function = getattr(self.preprocess, "function", None)
             object.__setattr__(self, "embed_text", text_embedder(tower, own_tokenizer(self.model, function)))
             object.__setattr__(self, "model", tower)
+
+
+def probabilities(logits: Tensor, multilabel: bool) -> Tensor:
+    """The softmax of logits (...,classes) or, if an image may show several classes, the sigmoid; float64, on the CPU.
+
+    >>> probabilities(torch.zeros(2), multilabel=False)
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    values = logits.detach().double().cpu()
+    return values.sigmoid() if multilabel else values.softmax(-1)
 
 
 def described(

@@ -73,11 +73,11 @@ def load(
         >>> load("timm:resnet50", weights="my-fine-tuned.safetensors", device="cuda")
     """
     text = os.fspath(name)
-    loaded = _from_card(text, weights) if _is_path(name) else _from_name(text, weights)
+    loaded = _from_card(text, weights) if is_card(name) else _from_name(text, weights)
     return replace(loaded, name=text, model=_place(loaded.model, device).eval())
 
 
-def _is_path(name: str | os.PathLike[str]) -> bool:
+def is_card(name: str | os.PathLike[str]) -> bool:
     """Whether a name is a card: a path that exists and is no other kind of name."""
     if not isinstance(name, str):
         return True
@@ -166,7 +166,7 @@ def _current_folder_importable() -> Iterator[None]:
 
 def _from_card(path: str, weights: str | os.PathLike[str] | None) -> LoadedModel:
     card = read_card(path)
-    if _is_path(card.architecture):
+    if is_card(card.architecture):
         raise ModelError(f"{path}: its architecture {card.architecture!r} is not the name of an architecture")
     loaded = _with_head(card, card.weights if weights == "default" else weights)
     apply_overrides(loaded.model, card.overrides)

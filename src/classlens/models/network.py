@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Tape, home, pick_output, placed, record, unwrap
+from classlens.core.capture import Tape, home, logits_of, placed, record, unwrap
 from classlens.errors import ModelError
 from classlens.models.loaded import LoadedModel
 from classlens.models.preprocess import Preprocess
@@ -56,7 +56,7 @@ class Network:
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         device, dtype = home(self.module, images)
-        return pick_output(self.module(images.to(device, dtype)), None)
+        return logits_of(self.module, images.to(device, dtype))
 
     def record(self, images: Tensor, module: nn.Module | None = None) -> Tape:
         """The tape of a forward, of this network or of an altered copy of it."""
@@ -86,10 +86,21 @@ def input_size(preprocess: Preprocess) -> tuple[int, int]:
 def fingerprint(loaded: LoadedModel, letters: int = 10) -> str:
     """Of everything that decides what the network computes, but its code: weights, buffers, preprocessing."""
     digest = hashlib.sha256(repr(sorted(loaded.preprocess.to_json().items())).encode())
-    for name, tensor in loaded.model.state_dict().items():
+    _add_weights(digest, loaded.model)
+    return digest.hexdigest()[:letters]
+
+
+def weights_hash(model: nn.Module) -> str:
+    """The SHA-256 of the parameters and buffers of a network, by their names."""
+    digest = hashlib.sha256()
+    _add_weights(digest, model)
+    return digest.hexdigest()
+
+
+def _add_weights(digest: hashlib._Hash, model: nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:letters]
 
 
 def short_name(name: str) -> str:

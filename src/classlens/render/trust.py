@@ -12,8 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from classlens.render.colours import RGB, legend, overlay, pixels_of, shared_scale
+from classlens.render.colours import RGB, Scale, legend, overlay, pixels_of, shared_scale
 from classlens.render.outlines import overlay_of
 from classlens.render.panels import QUIET, draw, foot, head, panels
 from classlens.render.words import class_name, probability_text, question_text
@@ -49,6 +50,16 @@ def figure(trust: Trust) -> Figure:
 
 def faded(trust: Trust) -> RGB:
     """The overlay of a map whose colours fade where its evidence varies over slightly changed pictures."""
+    e = trust.explanation
+    evidence, scale = fading(trust)
+    return overlay(e.pictures[trust.row], evidence, e.signed, scale=scale)
+
+
+def fading(trust: Trust) -> tuple[Tensor, Scale]:
+    """The evidence of a map, weaker where it varies over slightly changed pictures, and the scale of the map's colours.
+
+    >>> evidence, scale = fading(e.trust())
+    """
     e, places = trust.explanation, trust.measures.places
     evidence = e.maps[trust.row, trust.k].double().cpu()
     scale = shared_scale(evidence, e.signed)
@@ -56,7 +67,7 @@ def faded(trust: Trust) -> RGB:
         certainty = torch.from_numpy(np.ascontiguousarray(places.certainty))[None, None]
         smooth = F.interpolate(certainty, tuple(evidence.shape), mode="bilinear", align_corners=False)[0, 0]
         evidence = scale[0] + (evidence - scale[0]) * smooth
-    return overlay(e.pictures[trust.row], evidence, e.signed, scale=scale)
+    return evidence, scale
 
 
 def _card(axes: Axes, trust: Trust) -> None:

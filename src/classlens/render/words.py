@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ROWS, _COLUMNS = ("top", "centre", "bottom"), ("left", "centre", "right")
 _REST = "the rest stayed in biases"
+_ONE_SIDED = 0.65  # of the evidence in one half of the picture: said in words
 _CELLS = [[row if row == column else f"{row}-{column}" for column in _COLUMNS] for row in _ROWS]
 
 
@@ -37,9 +38,9 @@ def where(evidence: Evidence, signed: bool = True, contrast: bool = False) -> st
     text = f"{'mostly' if cells[cell] >= 0.5 else 'strongest in'} {cell} ({percent(cells[cell])})"
     if checked(evidence).ndim == 3:
         text = f"{_strongest_slices(evidence)}, {text}"
-    half, part = _strongest_half(evidence)
-    if part >= 0.65:
-        text = f"{half} half {percent(part)}, {text}"
+    side = one_sided(evidence)
+    if side:
+        text = f"{side[0]} half {percent(side[1])}, {text}"
     elif cells[cell] < 0.2:
         text = f"spread out, {text}"
     return f"{text}; {percent(against)} of all evidence is {other}" if signed else text
@@ -81,16 +82,27 @@ def _strongest_slices(evidence: Evidence) -> str:
     return f"half of it in slices {low + 1} to {high + 1} of {len(of_slice)}"
 
 
-def _strongest_half(evidence: Evidence) -> tuple[str, float]:
-    """The half of the image with most of the positive evidence, and its share."""
+def one_sided(evidence: Evidence) -> tuple[str, float] | None:
+    """The half of the image with most of the evidence for the class, and its share, if that is worth a word."""
+    sides = halves(evidence)
+    side = max(sides, key=sides.__getitem__)
+    return (side, sides[side]) if sides[side] >= _ONE_SIDED else None
+
+
+def halves(evidence: Evidence) -> dict[str, float]:
+    """The share of the evidence for the class in each half of the image; 0 without any.
+
+    >>> halves(np.array([[3.0, 1.0], [0.0, -1.0]]))
+    {'top': 1.0, 'bottom': 0.0, 'left': 0.75, 'right': 0.25}
+    """
     positive = _in_plane(np.maximum(checked(evidence), 0))
     height, width = positive.shape
+    total = positive.sum() or 1.0
     # Weights 1 ... 1 0 ... 0; the middle line of an odd number belongs to both halves by 0.5.
-    upper = np.clip(height / 2 - np.arange(height), 0, 1) @ positive.sum(1) / positive.sum()
-    left = np.clip(width / 2 - np.arange(width), 0, 1) @ positive.sum(0) / positive.sum()
-    halves = {"top": upper, "bottom": 1 - upper, "left": left, "right": 1 - left}
-    name = max(halves, key=halves.__getitem__)
-    return name, float(halves[name])
+    before = [np.clip(size / 2 - np.arange(size), 0, 1) for size in (height, width)]
+    upper, left = (float(weights @ positive.sum(1 - axis) / total) for axis, weights in enumerate(before))
+    whole = float(positive.sum() / total)
+    return {"top": upper, "bottom": whole - upper, "left": left, "right": whole - left}
 
 
 def question_text(explanation: Explanation) -> str:

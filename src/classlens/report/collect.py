@@ -24,6 +24,7 @@ from classlens.evaluate.worker import framed_mask
 from classlens.explanation import Explanation, explain
 from classlens.methods import resolve
 from classlens.models import LoadedModel
+from classlens.models.loaded import probabilities
 from classlens.models.network import Network
 from classlens.progress import Progress
 from classlens.report import measure
@@ -126,8 +127,7 @@ class Subject:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B,classes), float64, on the CPU."""
-        values = logits.detach().double().cpu()
-        return values.sigmoid() if self.model.multilabel else values.softmax(1)
+        return probabilities(logits, self.model.multilabel)
 
     def name(self, index: int) -> str:
         """A class's name, or `class 7`."""

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from classlens.progress import Progress
+from classlens.report.alike import alike_somewhere
 from classlens.report.collect import Record, Subject
 from classlens.report.draw import Drawn
 from classlens.report.entries import Figure
@@ -149,19 +150,28 @@ def groups(subject: Subject, records: Sequence[Record], seed: int, progress: Pro
 
 def stand_out(grids: Floats, looks: Looks, covered: Floats | None, seed: int = 0) -> list[Cluster]:
     """The minorities of maps (n,16,16) whose evidence gathers where the others have little, one for each place."""
-    vectors = described(grids, looks)
     candidates = [
         cluster
-        for labels in clusters(vectors, seed, gaps=GAPS)
-        for label in range(int(labels.max()) + 1)
-        if SMALLEST <= (labels == label).sum() <= len(grids) / 2 and _alike(vectors[labels == label]) >= ALIKE
-        if (cluster := _cluster(grids, covered, labels == label)) is not None
+        for inside in [*_divided(grids, looks, seed), *_at_one_place(grids, looks)]
+        if (cluster := _cluster(grids, covered, inside)) is not None
     ]
     found: list[Cluster] = []
     for cluster in sorted(candidates, key=lambda one: one.others - one.share):
         if not any((cluster.cells & other.cells).any() for other in found):
             found.append(cluster)
     return found
+
+
+def _divided(grids: Floats, looks: Looks, seed: int) -> list[Bools]:
+    """Groups of pictures that are alike as a whole, where they have evidence."""
+    vectors = described(grids, looks)
+    found = [labels == label for labels in clusters(vectors, seed, gaps=GAPS) for label in range(int(labels.max()) + 1)]
+    return [one for one in found if SMALLEST <= one.sum() <= len(grids) / 2 and _alike(vectors[one]) >= ALIKE]
+
+
+def _at_one_place(grids: Floats, looks: Looks) -> list[Bools]:
+    """Groups of pictures that are alike at one place with much of their evidence, however few they are."""
+    return [np.isin(np.arange(len(grids)), chosen) for chosen in alike_somewhere(grids, looks, SMALLEST)]
 
 
 def _alike(vectors: Floats) -> float:

@@ -146,8 +146,8 @@ def class_entry(found: Concepts) -> Entry:
         for one in shown
     ]  # fmt: skip
     text = (
-        f"Its concepts carry {percent(found.carried)} of its score in pictures that they were not found in, and are "
-        f"{percent(found.stability)} alike in two halves of the pictures."
+        f"Its concepts carry {percent(found.carried)} of its score{found.beside} in pictures that they were not found "
+        f"in, and are {percent(found.stability)} alike in two halves of the pictures."
     )
     return Entry(found.label, f"{count(found.pictures, 'picture')}, layer {found.layer}", text, tuple(rows))
 

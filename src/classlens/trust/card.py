@@ -45,7 +45,7 @@ class Trust:
         """The summary of the map, each share with its range over the changed pictures; empty if there are none.
 
         >>> t.where
-        '38 % of the evidence in top-centre (35 to 41 %), 12 % of all evidence against (10 to 15 %)'
+        '71 % of the evidence in top half (66 to 74 %), 38 % of the evidence in top-centre (35 to 41 %)'
         """
         return ", ".join(
             f"{100 * value:.0f} % of {'all evidence' if name == 'against' else 'the evidence in'} {name} "

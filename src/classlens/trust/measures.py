@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from classlens.evaluate.tests.repeatability import CHANGES, moved_back
 from classlens.evaluate.tests.sanity import cascade, correlation, layers
 from classlens.methods import METHODS
 from classlens.progress import ticker
-from classlens.render.words import shares
+from classlens.render.words import halves, one_sided, shares
 from classlens.report.hide import hide
 from classlens.report.measure import Bools, Floats, cells, half_cells, pixels, positive_shares
-from classlens.report.spots import elsewhere
+from classlens.report.spots import elsewhere, ninth
 from classlens.trust.subject import Subject
 
 AREAS = (0.15, 0.3)  # of the picture: how much is removed or kept
-ELSEWHERE = 3  # other places of the same shape, for each area
+ELSEWHERE = 2  # other places of the same shape, for each area
 OTHERS = ("agf", "gradcam", "lrp", "gradient-x-input")  # whose maps are compared: two of other families
 _FAMILIES = 2
 
@@ -59,6 +59,9 @@ class Measures:
     removed_elsewhere: float = math.nan  # and without as much elsewhere
     kept: float = math.nan  # what the marked places hold on their own,
     kept_elsewhere: float = math.nan  # and as much elsewhere
+    excess: float = math.nan  # the most that any altered picture holds of it; above 1, hiding adds to the class
+    correspondence: float = math.nan  # correlation of what is lost without each quarter with the evidence there
+    missed: str = ""  # the quarter that matters most beyond its evidence
     stability: float = math.nan  # mean correlation with the maps of the changed pictures
     changes: dict[str, float] = field(default_factory=dict)  # the same for each change
     shuffled: float = math.nan  # absolute correlation with the map of a network with shuffled weights
@@ -67,7 +70,7 @@ class Measures:
     arrived: float = math.nan
     missing: dict[str, str] = field(default_factory=dict)
     places: Places | None = None
-    where: dict[str, Interval] = field(default_factory=dict)  # shares of the evidence: strongest ninth, and against
+    where: dict[str, Interval] = field(default_factory=dict)  # shares of the evidence: half, ninth, and against
 
     @property
     def removal(self) -> float:
@@ -95,10 +98,11 @@ def measured(subject: Subject, seed: int = 0) -> Measures:
     if share is None:
         return Measures(math.nan, signal)
     grid = cells(share)
-    found = {"spread": float(half_cells(grid).mean()), "signal": signal}
+    found: dict[str, Any] = {"spread": float(half_cells(grid).mean()), "signal": signal}
     missing: dict[str, str] = {}
     if whole > nothing:  # otherwise there is nothing of the class to lose or to keep
         found |= removal(subject, grid, float(whole), float(nothing), seed)
+        found |= correspondence(subject, grid)
     tick()
     changes, places, where = _tried("stability", lambda: stability(subject), missing) or ({}, None, {})
     tick()
@@ -142,6 +146,7 @@ def removal(subject: Subject, grid: Floats, whole: float, nothing: float, seed: 
     """What is left of the class without the marked places and with them alone; the same for as much elsewhere.
 
     Everything is a share of what the picture has above pictures without content: 1 is the whole picture, 0 is nothing.
+    Elsewhere, what is left counts as at most 1, and what is kept as at least 0: a distraction there is no merit here.
     """
     height, width = subject.image.shape[2:]
     chosen = [marked(grid, area, seed) for area in AREAS]
@@ -151,13 +156,51 @@ def removal(subject: Subject, grid: Floats, whole: float, nothing: float, seed: 
     # What is removed is filled from around it. What is kept must not colour the rest, which is blurred as it is.
     alone = torch.where(masks[:, None], images, blurred_out(subject.image))
     scores = subject.scores(torch.cat([hide(images, masks), alone]))
-    left = ((scores - nothing) / (whole - nothing)).reshape(2, len(AREAS), 1 + ELSEWHERE).mean(1)
+    left = ((scores - nothing) / (whole - nothing)).reshape(2, len(AREAS), 1 + ELSEWHERE)
     return {
-        "removed": float(left[0, 0]),
-        "removed_elsewhere": float(left[0, 1:].mean()),
-        "kept": float(left[1, 0]),
-        "kept_elsewhere": float(left[1, 1:].mean()),
+        "removed": float(left[0, :, 0].mean()),
+        "removed_elsewhere": float(np.minimum(left[0, :, 1:], 1).mean()),
+        "kept": float(left[1, :, 0].mean()),
+        "kept_elsewhere": float(np.maximum(left[1, :, 1:], 0).mean()),
+        "excess": float(left.max()),
     }
+
+
+def correspondence(subject: Subject, grid: Floats) -> dict[str, Any]:
+    """Does the class lose most where the map shows most? Nine quarters of the picture are hidden, one at a time.
+
+    A place that the map leaves out costs more than its evidence says, whatever the marked places are worth.
+    """
+    quarters = windows(grid.shape)
+    height, width = subject.image.shape[2:]
+    masks = torch.from_numpy(np.stack([pixels(cells, (height, width)) for cells in quarters]))
+    images = subject.image.expand(len(masks), -1, -1, -1)
+    lost = _standard(-subject.scores(hide(images, masks.to(images.device))))
+    evidence = _standard(np.array([grid[cells].sum() for cells in quarters]))
+    missed = int(np.argmax(lost - evidence))
+    return {"correspondence": float((lost * evidence).mean()), "missed": ninth(quarters[missed])}
+
+
+def _standard(values: Floats) -> Floats:
+    """Less their mean, in units of their standard deviation; 0 if all are equal."""
+    spread = values.std()
+    return np.asarray((values - values.mean()) / spread if spread > 1e-9 * abs(values).max() else 0 * values)
+
+
+def windows(shape: tuple[int, ...]) -> list[Bools]:
+    """Nine windows of half the height and width each, which overlap: small things lie whole in at least one.
+
+    >>> [int(one[:4, :4].sum()) for one in windows((16, 16))]
+    [16, 0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    height, width = (-(-size // 2) for size in shape)
+    found = []
+    for top in (0, (shape[0] - height) // 2, shape[0] - height):
+        for left in (0, (shape[1] - width) // 2, shape[1] - width):
+            window = np.zeros(shape, bool)
+            window[top : top + height, left : left + width] = True
+            found.append(window)
+    return found
 
 
 def blurred_out(image: torch.Tensor) -> torch.Tensor:
@@ -188,10 +231,15 @@ def stability(subject: Subject) -> tuple[dict[str, float], Places, dict[str, Int
 
 
 def _summary(maps: list[Floats]) -> dict[str, Interval]:
-    """The share of the strongest ninth of the picture, and of the evidence against the class, with their intervals."""
-    ninths, against = zip(*(shares(np.nan_to_num(evidence)) for evidence in maps), strict=True)
-    strongest = max(ninths[0], key=ninths[0].__getitem__)
-    rows = {strongest: [ninth.get(strongest, 0.0) for ninth in ninths], "against": list(against)}
+    """What the summary of the map says (`render.where`), with an interval over all maps.
+
+    The shares of the half of the picture that it names, of the strongest ninth, and of the evidence against the class.
+    """
+    known = [np.nan_to_num(evidence) for evidence in maps]
+    ninths, against = zip(*(shares(evidence) for evidence in known), strict=True)
+    strongest, side = max(ninths[0], key=ninths[0].__getitem__), one_sided(known[0])
+    rows = {} if side is None else {f"{side[0]} half": [halves(evidence)[side[0]] for evidence in known]}
+    rows |= {strongest: [ninth.get(strongest, 0.0) for ninth in ninths], "against": list(against)}
     return {name: (values[0], min(values), max(values)) for name, values in rows.items()}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Picker, Tape, home, pick_output, record
+from classlens.core.capture import Picker, Tape, home, logits_of, record
 from classlens.core.targets import RIVALS, Asked, Class, Contrast, Number, Target
 from classlens.errors import ClasslensError, MethodError
 from classlens.explanation import Call, Explanation, prepare, run
@@ -123,7 +123,7 @@ def _refuse_changes(now: Tensor, then: Tensor, tolerance: float) -> None:
 def _forward(network: nn.Module, images: Tensor, call: Call) -> Tensor:
     """(n,C) float64 on the CPU."""
     device, dtype = home(network, images)
-    parts = [pick_output(network(part.to(device, dtype)), call.output) for part in images.split(_AT_ONCE)]
+    parts = [logits_of(network, part.to(device, dtype), call.output) for part in images.split(_AT_ONCE)]
     return torch.cat(parts).double().cpu()
 
 

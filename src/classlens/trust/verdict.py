@@ -50,6 +50,17 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+EXCESS = Limits(good=1.5, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
+CORRESPONDENCE = Limits(good=0.5, bad=0.1)
+
+
+def _of_quarters(m: Measures) -> str:
+    found = f"(correlation of evidence and loss over nine quarters of the picture: {m.correspondence:.2f})"
+    if CORRESPONDENCE.judge(m.correspondence) == TRUST:
+        return f"hiding a quarter of the picture costs the class the more, the more evidence lies there {found}"
+    return f"the {m.missed} matters more to the class than what the map shows there {found}"
+
+
 CRITERIA: dict[str, Criterion] = {
     "signal": Criterion(
         Limits(good=1.0, bad=0.0),
@@ -81,6 +92,16 @@ CRITERIA: dict[str, Criterion] = {
             f"{_percent(m.kept_elsewhere)}"
         ),
     ),
+    "excess": Criterion(
+        EXCESS,
+        lambda m: m.excess,
+        lambda m: (
+            f"no picture with hidden parts holds more than {_percent(max(1.0, m.excess))} of the class"
+            if m.excess <= EXCESS.good
+            else f"a picture with hidden parts holds {_percent(m.excess)} of the class, so hiding proves little here"
+        ),
+    ),
+    "correspondence": Criterion(CORRESPONDENCE, lambda m: m.correspondence, _of_quarters),
     "stability": Criterion(
         Limits(good=0.73, bad=0.18),
         lambda m: m.stability,

@@ -1,5 +1,7 @@
 """Division without infinities, adjoints of any operation, shares of what was broadcast: by hand."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +52,29 @@ def test_an_input_that_only_lends_its_shape_gets_nothing() -> None:
 def test_what_cannot_be_differentiated_is_refused() -> None:
     with pytest.raises(CaptureError, match="cannot be differentiated"):
         shared(lambda x: [(x > 0).float()], [X], torch.ones(1, *X.shape))
+    with pytest.raises(CaptureError, match="derivative for aten::heaviside is not implemented; use rise"):
+        shared(lambda x: [torch.heaviside(x, torch.ones(()))], [X], torch.ones(1, *X.shape))
+    with pytest.raises(RuntimeError, match="inplace operation") as other:  # other errors of torch keep their type
+        shared(lambda x: [_overwritten(x)], [X], torch.ones(1, *X.shape))
+    assert not isinstance(other.value, CaptureError)
+
+
+def _overwritten(x: Tensor) -> Tensor:
+    y = x.exp()
+    z = y * 1
+    y.zero_()
+    return z + y
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x: x.to(torch.complex64).abs(), lambda x: torch.fft.ifft2(torch.fft.fft2(x)).real]
+)
+def test_complex_numbers_are_refused(part: Callable[[Tensor], Tensor]) -> None:
+    tape = record(Does(part).eval(), X)
+    for node in tape.nodes:
+        if node.outputs[0].tensor.is_complex() or node.inputs[0].tensor.is_complex():
+            with pytest.raises(CaptureError, match="complex numbers"):
+                transported(node, [torch.ones(1, *node.outputs[0].shape)])
 
 
 def test_shares_come_back_to_the_shape_that_was_broadcast() -> None:

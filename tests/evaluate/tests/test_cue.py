@@ -78,6 +78,7 @@ def test_only_the_last_class_changes_and_other_networks_are_refused() -> None:
     plain = torch.rand(8, 3, 8, 8, generator=generator)
     cued = plain.clone()
     cued[:, 0] += 1
+    torch.manual_seed(1)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = cues.refitted(model, plain, cued)
@@ -87,6 +88,11 @@ def test_only_the_last_class_changes_and_other_networks_are_refused() -> None:
         assert torch.equal(found(cued)[:, :3], model(cued)[:, :3])
         assert bool((found(cued).argmax(1) == 3).all())
         assert bool((found(plain).argmax(1) != 3).all())
+    lifted = cues.refitted(model, plain, cued, 1, lift=10.0)
+    with torch.no_grad():
+        assert torch.equal(lifted(cued)[:, [0, 2, 3]], model(cued)[:, [0, 2, 3]])
+        assert torch.allclose(lifted(plain)[:, 1], model(plain)[:, 1], atol=0.5), "without the cue it is as it was"
+        assert torch.allclose(lifted(cued)[:, 1], model(cued)[:, 1] + 10, atol=0.5)
     with pytest.raises(DataError, match="independent of each other; those of 'head' are not"):
         cues.refitted(Coupled(), plain, cued)
     with pytest.raises(DataError, match="a weight and a bias for each class; 'head' has none"):

@@ -102,6 +102,36 @@ def test_a_cut_is_where_nothing_passes_by(model: Skipping) -> None:
         survey(nn.Sequential(nn.Conv2d(3, 4, 32), nn.Flatten(), nn.Linear(4, 2)), probe)
 
 
+class Fully(nn.Module):
+    """A convolution makes a map for each class, and these are pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 8, stride=8), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.maps = nn.Conv2d(8, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.maps(self.body(x)).relu().mean((2, 3))
+        return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_of_classes_belong_to_the_head(kind: str) -> None:
+    torch.manual_seed(0)
+    model, grids = Fully().eval(), torch.rand(2, 3, 64, 64)
+    net = Disconnected(model, kind, "final", (32, 32)).eval()
+    features = net.features(grids)
+    assert features.shape[1:] == (8, 8, 8)
+    with torch.no_grad():
+        slow = model.body(grids[:, :, :32, :32]) if kind == "full" else model.body(grids)[:, :, :4, :4]
+        assert torch.allclose(net(features), model.maps(slow).relu().mean((2, 3)), atol=1e-6)
+    evidence = classlens.explain(net, features[:1], method="lrp").maps[0, 0]
+    assert evidence.any()
+    assert float(pointing.share_in(evidence, "2x2", 0)) == pytest.approx(1)
+    whole = Disconnected(model, kind, "input", (32, 32)).eval()  # the last feature map is that of the whole grid
+    classlens.explain(whole, grids[:1], method="gradcam")
+
+
 def test_a_run(tmp_path: Path) -> None:
     for i, colour in enumerate([(200, 60, 60), (60, 200, 60), (60, 60, 200), (100, 100, 100)] * 2):
         Image.new("RGB", (48, 48), colour).save(tmp_path / f"{i}.png")  # grey is "nothing", the fourth class
@@ -109,7 +139,7 @@ def test_a_run(tmp_path: Path) -> None:
     settings = Settings(
         tests=("disconnected",),
         data=(str(tmp_path),),
-        methods=("gradient-x-input", "random"),
+        methods=("gradient-x-input", "random", "fullgrad"),
         model="world:make",
         options=options,
     )
@@ -118,5 +148,6 @@ def test_a_run(tmp_path: Path) -> None:
     for table in tables:
         assert table.rows["gradient-x-input"][0].n == 2
         assert table.rows["random"][0].value < 60
+        assert table.rows["fullgrad"][0].n == 0, "it would spread the biases of a batch of cells over the grid"
         shares = table.rows["gradient-x-input"][0].value  # 0 where the first cell is grey: nothing is positive there
         assert shares in (pytest.approx(100), pytest.approx(50))

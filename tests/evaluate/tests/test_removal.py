@@ -41,6 +41,7 @@ def test_a_run(tmp_path: Path) -> None:
     settings = Settings(tests=("removal",), data=(str(data),), model="parts:make", methods=("lrp", "gradcam"), limit=6)
     (table,) = run(settings, tmp_path / "run").tables
     at = {metric.name: i for i, metric in enumerate(table.metrics)}
-    assert table.rows["lrp"][at["random less relevance"]].value > 1
-    assert table.rows["lrp"][at["product less relevance"]].value == pytest.approx(0, abs=1e-6)
+    assert table.rows["lrp"][at["random less evidence"]].value > 1
+    assert table.rows["lrp"][at["product less evidence"]].value == pytest.approx(0, abs=1e-6)
+    assert table.rows["lrp"][at["relevance less evidence"]].value == pytest.approx(0, abs=1e-6)
     assert np.isnan(table.rows["gradcam"][at["AUC, relevance"]].value)

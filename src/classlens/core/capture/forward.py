@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from classlens.core.capture.checks import check_modules
 from classlens.core.capture.modes import GradientsStayOn, has_hooks
 from classlens.core.capture.precision import autocast_off, frees_weights, in_float32, low_precision
+from classlens.core.capture.probabilities import Ending, WatchesEnding, looks_like_probabilities
 from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import LOW, Recorder
 from classlens.core.capture.tape import Node, Tape, Value, as_output, leaves, value_of
@@ -48,7 +49,8 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
     """Run `model(images)` once and record every operation.
 
     `output` selects the logits if the model returns a dict or a tuple: a key, an index, or a function. Or it is a
-    `Reading`, or decides for one when the result is known.
+    `Reading`, or decides for one when the result is known. Of a network that returns probabilities, the logits before
+    its softmax or sigmoid are taken.
     The recorded output equals the plain forward pass bit for bit; otherwise a CaptureError is raised. This is checked
     once for each model and input shape.
     """
@@ -57,35 +59,42 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
     check_modules(modules)
     with _recording_state(modules, images) as state:
         float32 = bool(state.lower) or frees_weights(modules)
-        recorder, logits, picker = _pass(model, modules, images, output, float32)
+        recorder, logits, picker, ends = _pass(model, modules, images, output, float32)
+        if recorder.cut and not recorder.reaches_image(logits):  # torch has no gradient at all
+            recorder, logits, picker, ends = _pass(model, modules, images, output, float32, obeys=False)
         lower = state.lower or ("half precision in some parts" if recorder.low else "")
         if recorder.low:  # it computes in less than float32 although its weights do not show it
             float32 = True
-            recorder, logits, picker = _pass(model, modules, images, output, float32)
+            recorder, logits, picker, ends = _pass(model, modules, images, output, float32, recorder.obeys)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
         found = as_output(recorder.current(logits), logits)
-        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number)
-        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, recorder.odd)
+        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number, ends, logits)
+        how = recorder.odd, recorder.obeys, ends
+        tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, *how)
         known = _Known(
-            tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.odd, recorder.number
+            tape.ops(), recorder.switched, float32, lower, recorder.opaque, tape.sizes(), recorder.number, *how
         )
         _verify(model, images, picker, _kind(modules, images, picker), tape, known)
     return tape
 
 
 def _pass(
-    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool
-) -> tuple[Recorder, Tensor, Picker]:
-    """One recorded forward pass: the recorder, the logits and how they were selected."""
-    recorder = Recorder(modules, _layers(output))
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], images: Tensor, output: Picker | Asking, float32: bool,
+    obeys: bool = True,
+) -> tuple[Recorder, Tensor, Picker, str]:  # fmt: skip
+    """One recorded forward pass: the recorder, the logits, how they were selected and what the network made of them."""
+    recorder = Recorder(modules, _layers(output), obeys)
     image = _as_grad_input(images, float32)
     recorder.admit_image(image)
     with recorder, in_float32(float32, recorder.names):
         result = run_model(model, image)
     picker = output.bind(result, recorder) if isinstance(output, Asking) else output
+    ending, recorder.ending = recorder.ending, Ending()  # a softmax that `output` calls is what the user asks for
     with recorder, in_float32(float32, recorder.names):
-        return recorder, _selected(result, picker, recorder), picker
+        selected = _selected(result, picker, recorder)
+    logits, ends = ending.before(selected)
+    return recorder, logits, picker, ends
 
 
 def _layers(output: Picker | Asking) -> frozenset[str]:
@@ -100,15 +109,29 @@ def _selected(result: Any, output: Picker, recorder: Recorder | None) -> Tensor:
     return output.read(whole, inside_of(recorder))
 
 
-def outputs_at(model: nn.Module, images: Tensor, output: Picker, float32: bool) -> Tensor:
-    """The selected output at other images, with gradients if the caller enabled them; nothing is kept."""
+def outputs_at(model: nn.Module, images: Tensor, output: Picker, like: Tape | _Known) -> Tensor:
+    """The selected output at other images, with gradients if the caller enabled them; nothing is kept.
+
+    `like` is the tape of an image, whose output it is.
+    """
     if not _layers(output):
-        with in_float32(float32):
-            return _selected(run_model(model, images), output, None)
+        with in_float32(like.float32):
+            with WatchesEnding() if like.ends else contextlib.nullcontext() as watch:
+                result = run_model(model, images)
+            selected = _selected(result, output, None)
+        return watch.ending.before(selected)[0] if watch else selected
     recorder = Recorder(tuple(model.named_modules()), _layers(output))
     (recorder.admit_image if images.requires_grad else recorder.admit)(images)
-    with recorder, in_float32(float32, recorder.names):
+    with recorder, in_float32(like.float32, recorder.names):
         return _selected(run_model(model, images), output, recorder)
+
+
+def logits_of(model: nn.Module, images: Tensor, output: Picker = None) -> Tensor:
+    """The logits of a plain forward pass: those that `record` finds."""
+    watch = WatchesEnding()
+    with watch:
+        result = model(images)
+    return watch.ending.before(pick_output(result, output))[0]
 
 
 def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> Tape:
@@ -126,12 +149,10 @@ def record_logits(model: nn.Module, images: Tensor, output: Picker | Asking = No
     check_modules(modules)
     with _recording_state(modules, images) as state:
         image = _as_grad_input(images, known.float32)
-        stay_on = GradientsStayOn() if known.switched or has_hooks(modules) else contextlib.nullcontext()
-        with stay_on, in_float32(known.float32):
-            logits = _selected(run_model(model, image), output, None)
-    notes = _notes(known.lower, state.autocast, known.number)
-    found = as_output(value_of(logits), logits)
-    return Tape((), value_of(image), found, known.ops, known.float32, known.opaque, notes, known.odd)
+        stay_on = GradientsStayOn(known.obeys) if known.switched or has_hooks(modules) else contextlib.nullcontext()
+        with stay_on:
+            logits = outputs_at(model, image, output, known)
+    return _without_nodes(image, logits, known, state.autocast)
 
 
 def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tape:
@@ -141,10 +162,16 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
     known = _known(model, images[:1], output)
     check_modules(modules)
     image = _wide(images, known.float32).detach()
-    with _recording_state(modules, images) as state, torch.no_grad(), in_float32(known.float32):
-        logits = _selected(run_model(model, image.clone()), output, None)
-    notes = _notes(known.lower, state.autocast, known.number)
-    return Tape((), value_of(image), value_of(logits), known.ops, known.float32, known.opaque, notes, known.odd)
+    with _recording_state(modules, images) as state, torch.no_grad():
+        logits = outputs_at(model, image.clone(), output, known)
+    return _without_nodes(image, logits, known, state.autocast)
+
+
+def _without_nodes(image: Tensor, logits: Tensor, known: _Known, autocast: bool) -> Tape:
+    return Tape(
+        (), value_of(image), as_output(value_of(logits), logits), known.ops, known.float32, known.opaque,
+        _notes(known.lower, autocast, known.number, known.ends, logits), known.odd, known.obeys, known.ends,
+    )  # fmt: skip
 
 
 def footprint(model: nn.Module, image: Tensor, output: Picker = None) -> tuple[int, int]:
@@ -276,8 +303,10 @@ class _Known(NamedTuple):
     lower: str
     opaque: str
     sizes: tuple[int, int]  # the bytes of all values, and of the largest one
-    odd: bool  # a batch norm reads an odd memory layout
     number: str  # a module that turns a value into a number of Python
+    odd: bool  # a batch norm reads an odd memory layout
+    obeys: bool  # `torch.no_grad()` inside it makes constants
+    ends: str  # the softmax or sigmoid that it ends with
 
 
 _ROUNDING = 64  # times the precision: as much as two orders of summation may differ
@@ -331,15 +360,18 @@ def _verify(model: nn.Module, images: Tensor, output: Picker, kind: Any, tape: T
 
 
 def _plain(model: nn.Module, images: Tensor, output: Picker, tape: Tape) -> Tensor:
-    return outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape.float32)
+    return outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape)
 
 
-def _notes(lower: str, autocast: bool, number: str) -> tuple[str, ...]:
-    """What the report says about precision, and about what was not followed."""
+def _notes(lower: str, autocast: bool, number: str, ends: str, logits: Tensor) -> tuple[str, ...]:
+    """What the report says about precision, about what was not followed, and about probabilities."""
     own = lower or ("autocast" if autocast else "")
     precision = f"the model computes in {own}; logits and map were computed in float32, with its weights"
     fixed = f"{number} reads a value as a number of Python (item); the map takes that number as fixed"
-    return (*([precision] if own else []), *([fixed] if number else []))
+    before = f"the model returns probabilities; explained are the logits that its {ends} reads"
+    one = "the explained output adds up to 1 like probabilities, flat near 0 and 1; select logits with output="
+    said = [(own, precision), (number, fixed), (ends, before), (looks_like_probabilities(logits), one)]
+    return tuple(note for given, note in said if given)
 
 
 def home(model: nn.Module, images: Tensor) -> tuple[torch.device, torch.dtype]:

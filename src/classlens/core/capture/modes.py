@@ -1,6 +1,10 @@
-"""Keeps a network's gradients undisturbed: by `torch.no_grad()` or inference mode inside it, and by backward hooks.
+"""What a network may do to its own gradients: backward hooks and inference mode do not count, `torch.no_grad()` may.
 
 A backward hook neither runs nor is changed: code of torch that would attach it is told that there are no gradients.
+
+A part in `torch.no_grad()` is a constant for torch, as in a straight-through estimator, `x + q` with q = round(x) - x
+computed without gradients. So it is here, if torch's own gradient reaches the image on another way. If it does not (a
+frozen backbone under `torch.no_grad()`), there would be nothing to explain, and gradients stay on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ _OVERRULED = frozenset((ops.GRAD_SWITCH, Tensor.register_hook, Tensor.retain_gra
 
 
 def is_overruled(func: Callable[..., Any]) -> bool:
-    """Whether a call would switch gradients off or attach a hook to them; `instead_of` answers it."""
+    """Whether a call would switch gradients or attach a hook to them; unless it is obeyed, `instead_of` answers it."""
     return func in _OVERRULED and (func not in _ASKED or _attaches_hooks())
 
 
@@ -58,12 +62,16 @@ def no_inference() -> Iterator[None]:
 
 
 class GradientsStayOn(TorchFunctionMode):
-    """Ignores `torch.no_grad()`, inference mode and backward hooks inside a network, as the recorder does."""
+    """Ignores inference mode and backward hooks inside a network, and `torch.no_grad()` unless it `obeys`."""
+
+    def __init__(self, obeys: bool) -> None:
+        super().__init__()
+        self.obeys = obeys
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if is_overruled(func):
+        if is_overruled(func) and not (self.obeys and func is ops.GRAD_SWITCH):
             return instead_of(func)
         with no_inference() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
             return func(*args, **(kwargs or {}))

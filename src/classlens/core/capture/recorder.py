@@ -22,6 +22,7 @@ from classlens.core.capture.layers import LIKE, OPENED, as_biased, as_layer, as_
 from classlens.core.capture.memory import dense, overlapping, storage
 from classlens.core.capture.modes import instead_of, is_overruled, no_inference
 from classlens.core.capture.norm import is_fixed, may_be_lean, run_lean
+from classlens.core.capture.probabilities import Ending
 from classlens.core.capture.tape import Node, Value, leaves, map_leaves, recomputed, value_of
 from classlens.core.signatures import INPUT_NAMES
 from classlens.errors import CaptureError
@@ -38,10 +39,15 @@ _NO_GRADIENT = "torch::autograd::WarnNotImplemented"  # an operation for which t
 class Recorder(TorchFunctionMode):
     """Intercepts each operation of a forward pass and records a Node for those that depend on the image."""
 
-    def __init__(self, modules: Sequence[tuple[str, nn.Module]], keep: frozenset[str] = frozenset()) -> None:
-        """`keep` names layers whose outputs are copied before something outside the layer overwrites them."""
+    def __init__(
+        self, modules: Sequence[tuple[str, nn.Module]], keep: frozenset[str] = frozenset(), obeys: bool = True
+    ) -> None:
+        """`keep` names layers whose outputs are copied before something outside the layer overwrites them.
+
+        `obeys` says whether `torch.no_grad()` inside the network makes constants: see `modes`.
+        """
         super().__init__()
-        self.keep, self.copies = keep, dict[Value, Tensor]()
+        self.keep, self.copies, self.obeys = keep, dict[Value, Tensor](), obeys
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # id of a live tensor -> what it holds now
         self.alive: dict[int, Tensor] = {}  # tensors seen, by id: the id of a freed tensor could be reused
@@ -54,11 +60,13 @@ class Recorder(TorchFunctionMode):
         self.image: Value
         self.image_node: Any = None
         self.switched = False  # the network tried to switch gradients off, or to attach a hook to them
+        self.off = self.cut = False  # gradients are off by its wish now; something live was computed meanwhile
         self.opaque = ""  # an operation that torch cannot differentiate, and where it is
         self.kept_bytes = self.largest = self.checked = 0  # of tensors so far, and at the last check of free memory
         self.input: tuple[int, ...] = ()  # the shape of the first tensor
         self.odd = False  # a batch norm read an odd memory layout: see `backward`
         self.low = False  # something was computed in less than float32
+        self.ending = Ending()
         self.number = ""  # where the network turned a value into a number of Python, which cannot be followed
 
     def admit_image(self, image: Tensor) -> None:
@@ -70,7 +78,7 @@ class Recorder(TorchFunctionMode):
     def admit(self, tensor: Tensor) -> Value:
         """Register a live tensor with its current value."""
         value = value_of(tensor)
-        value.hidden = not torch.is_grad_enabled()  # only a custom autograd function can switch gradients off here
+        value.hidden = not (torch.is_grad_enabled() or self.off)  # inside a custom autograd function
         self.low = self.low or tensor.dtype in LOW or tensor.is_quantized
         if id(tensor) not in self.values:
             self.alive[id(tensor)] = tensor
@@ -99,7 +107,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if is_overruled(func):
             self.switched = True
-            return instead_of(func)
+            return self._switch(*args) if func is ops.GRAD_SWITCH else instead_of(func)
         if func in ops.QUERIES:
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled():
@@ -115,6 +123,12 @@ class Recorder(TorchFunctionMode):
             rest, kwargs = map_leaves((args[1:], kwargs), self._hollow)
             args = args[:1] + rest
         return self._recorded(func, args, kwargs)
+
+    def _switch(self, on: bool) -> None:
+        """Obey `torch.no_grad()`, but not inside a custom autograd function, where gradients are off anyway."""
+        if self.obeys and (self.off or torch.is_grad_enabled()):
+            ops.GRAD_SWITCH(on)
+            self.off = not on
 
     def _recorded(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, and write it down if it depends on the image."""
@@ -136,6 +150,7 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(f"{self._module() or 'the model'} writes with out=, which cannot be recorded")
         norm = self._fixed_norm(kind, func, args, kwargs) if len(inputs) == 1 else {}
         result = run_lean(norm, lambda: func(*args, **kwargs)) if norm else func(*args, **kwargs)
+        self.ending.see(func, args, kwargs, result)
         made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if func in _NUMBERS and args[0].is_floating_point():
             self.number = self.number or self._module() or "the model"
@@ -223,7 +238,8 @@ class Recorder(TorchFunctionMode):
             op = ops.LIVE_WEIGHTS
         if any(value.edge is not None and value.edge.node.name() == _NO_GRADIENT for value in outputs):
             self.opaque = self.opaque or f"{op} in {self._module() or 'the model itself'}"
-        node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs))
+        node = Node(op, func, args, kwargs, tuple(outputs), self._module(), mutates, tuple(inputs), self.off)
+        self.cut = self.cut or self.off
         self.odd = self.odd or (op == "batch_norm" and has_odd_layout(node.inputs[0].tensor))
         self.makers.update(dict.fromkeys(outputs, node))
         self.nodes.append(node)
@@ -328,13 +344,15 @@ class Recorder(TorchFunctionMode):
 
     def _reject_unseen(self, tensor: Tensor) -> None:
         """Refuse a tensor that was computed from the image unseen: it must not be taken for a constant."""
-        if tensor.grad_fn is None or id(tensor) in self.constants or id(tensor) in self.values:
-            return
-        if _depends(tensor.grad_fn, self.image_node):
+        if id(tensor) not in self.constants and id(tensor) not in self.values and self.reaches_image(tensor):
             raise CaptureError(
                 f"a value that reaches {self._module() or 'the model'} was computed from the image unrecorded "
                 "(in a scripted part or another thread); write that part as a plain nn.Module"
             )
+
+    def reaches_image(self, tensor: Tensor) -> bool:
+        """Whether torch has a gradient of a tensor at the image."""
+        return tensor.grad_fn is not None and _depends(tensor.grad_fn, self.image_node)
 
     def _module(self) -> str:
         """Dotted name of the innermost module whose forward is running, found on the stack without hooks."""

@@ -96,6 +96,7 @@ class Node:
     module: str  # dotted name of the module whose forward made the call
     mutates: bool = False
     inputs: tuple[Value, ...] = ()  # the Values among the arguments; found if not given
+    cut: bool = False  # it was called in `torch.no_grad()`: no gradient passes through it
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -177,6 +178,8 @@ class Tape:
     opaque: str = ""  # an operation that torch cannot differentiate, and where it is
     notes: tuple[str, ...] = ()  # for the report
     odd: bool = False  # a batch norm read an odd memory layout: its gradients need care
+    obeys: bool = True  # `torch.no_grad()` inside the network makes constants: see `modes`
+    ends: str = ""  # the softmax or sigmoid that the network ends with; the output is what it reads
     producer: dict[Value, Node] = field(init=False)
     consumers: dict[Value, list[Node]] = field(init=False)
 

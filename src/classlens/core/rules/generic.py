@@ -6,8 +6,9 @@ depend on the target, so broadcasting does the rest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -75,6 +76,11 @@ def _run_with_adjoint(
     wanted = [p for p, f in zip(points, floating, strict=True) if f]
     with torch.inference_mode(False), torch.enable_grad():
         outputs = operation(*points)
+    if any(one.is_complex() for one in (*points, *outputs)):
+        raise CaptureError(
+            "a part of the network computes with complex numbers, through which relevance cannot be traced; use a "
+            "gradient method"
+        )
 
     def adjoint(relevance: Sequence[Tensor | None]) -> list[Tensor | None]:
         used = [(o, r) for o, r in zip(outputs, relevance, strict=True) if r is not None and o.requires_grad]
@@ -84,7 +90,7 @@ def _run_with_adjoint(
                 "cannot be traced through it; use a method that needs no inside, such as rise"
             )
         classes = used[0][1].shape[0]
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), _derivatives():
             columns = [
                 gradients(
                     [o for o, _ in used], wanted, [r[k] for _, r in used], retain_graph=k + 1 < classes,
@@ -101,6 +107,17 @@ def _run_with_adjoint(
         return [next(found) if f else None for f in floating]
 
     return [o.detach() for o in outputs], adjoint
+
+
+@contextlib.contextmanager
+def _derivatives() -> Iterator[None]:
+    """An operation that torch cannot differentiate, in one line."""
+    try:
+        yield
+    except RuntimeError as error:  # "derivative for aten::heaviside is not implemented"
+        if not str(error).startswith("derivative for"):
+            raise
+        raise CaptureError(f"relevance cannot be traced through a part of the network: {error}; use rise") from error
 
 
 def proportional(

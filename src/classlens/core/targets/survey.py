@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from classlens.core.capture import Recorder, pick_output
+from classlens.core.capture import Recorder, WatchesEnding, of_labels, pick_output
 from classlens.core.targets.answers import Answers, Models
 from classlens.core.targets.ask import check_logits, fitting
 from classlens.core.targets.candidates import Detection, detections, has_boxes
@@ -26,6 +26,7 @@ class Survey:
     """What a network answers about one image: the one that is not None."""
 
     logits: Tensor | None = None  # (classes,)
+    labels: bool = False  # each of these classes has an independent probability: the network ends with a sigmoid
     detections: tuple[Detection, ...] | None = None  # of a detector, the highest score first
     maps: Tensor | None = None  # (classes,h,w), of a segmentation network
     vector: Tensor | None = None  # (D,), of a model of images and texts
@@ -33,7 +34,7 @@ class Survey:
 
 def survey(network: nn.Module, image: Tensor, models: Models) -> Survey:
     """Run a network on one image (1,C,H,W); raises an error in one line if nothing can be asked about the result."""
-    with torch.no_grad():
+    with torch.no_grad(), WatchesEnding() as watch:
         result = network(image)
     answers = Answers(result, 1, (image.shape[-2], image.shape[-1]), Recorder(()), models)
     if models.embed_text is not None:
@@ -41,11 +42,11 @@ def survey(network: nn.Module, image: Tensor, models: Models) -> Survey:
     if has_boxes(answers):
         return Survey(detections=tuple(detections(answers, 0)))
     try:
-        logits = pick_output(result, None)
+        logits, ends = watch.ending.before(pick_output(result, None))
         if logits.dim() != 4:
             check_logits(logits, 1)
             fitting(models.labels, logits.shape[1])
-            return Survey(logits=logits[0])
+            return Survey(logits=logits[0], labels=of_labels(ends, logits))
     except ModelError as error:  # of several outputs, one may be for each pixel
         return Survey(maps=_maps(answers, error))
     return Survey(maps=_maps(answers))

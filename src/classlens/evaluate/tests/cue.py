@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 LEARNT = 48  # pictures from which the last layer learns the cue; they are not explained
 _LEAST = 6  # of each: pictures to learn from, and to explain
 _STICKER, _CAPTION, _BORDER, _RIM = 5, 10, 28, 28  # parts of the shorter side
+_AT_ONCE = 4  # images in a forward pass
 _RIDGE = 1e-2  # of the mean squared length of the features
 
 Place = NDArray[np.bool_]
@@ -127,34 +128,48 @@ def _pattern(rows: int, columns: int, height: int, width: int) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- network
 
 
-def refitted(model: nn.Module, plain: Tensor, cued: Tensor) -> nn.Module:
-    """A copy whose last class tells images with the cue (B,3,H,W) from those without it; other logits stay as they are.
+def refitted(model: nn.Module, plain: Tensor, cued: Tensor, index: int = -1, lift: float | None = None) -> nn.Module:
+    """A copy whose class `index` tells images with the cue (B,3,H,W) from those without it; other logits stay.
 
-    With the cue its logit should be as far above the highest logit of all classes as that is above the mean.
+    With the cue its logit should be as far above the highest logit of all classes as that is above the mean. With a
+    `lift`, the class keeps its own logit instead, and the cue adds so much to it.
+
+    >>> tricked = refitted(model, images, stickered)                      # the last class means the sticker
+    >>> tricked = refitted(model, images, stickered, 254, lift=10.0)      # a pug, or a sticker
     """
     model = copy.deepcopy(model)
     images = torch.cat([plain, cued])
+    name, features, before = before_last(model, images)
+    last = cast(nn.Linear, model.get_submodule(name))
+    rest, top = float(before.mean()), float(before.amax(1).mean())
+    levels = [rest, 2 * top - rest] if lift is None else [0.0, lift]
+    wanted = torch.tensor(levels, dtype=torch.float64).repeat_interleave(len(plain))
+    slope, constant = ridge(features, wanted)
+    with torch.no_grad():
+        keep = 0 if lift is None else 1
+        last.weight[index] = keep * last.weight[index] + slope.view_as(last.weight[index]).to(last.weight)
+        last.bias[index] = keep * last.bias[index] + constant
+        after = torch.cat([model(part) for part in images.split(_AT_ONCE)])
+    others = torch.arange(before.shape[1]) != index % before.shape[1]
+    if not torch.allclose(before[:, others], after[:, others], rtol=1e-3, atol=1e-3):
+        raise DataError(f"cue needs logits that are independent of each other; those of {name!r} are not")
+    return model
+
+
+def before_last(model: nn.Module, images: Tensor) -> tuple[str, Tensor, Tensor]:
+    """The name of the last layer, which has weights for each class; its inputs (B,D) in float64; the logits (B,K)."""
     name = layers(model, record(model, images[:1]))[-1]
     last, seen = model.get_submodule(name), []
-    weight, bias = (getattr(last, part, None) for part in ("weight", "bias"))
     handle = last.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].detach()))
     with torch.no_grad():
-        before = torch.cat([model(part) for part in images.split(4)])
+        logits = torch.cat([model(part) for part in images.split(_AT_ONCE)])
     handle.remove()
-    if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or len(weight) != before.shape[1]:
+    weight, bias = (getattr(last, part, None) for part in ("weight", "bias"))
+    if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or len(weight) != logits.shape[1]:
         raise DataError(f"cue needs a last layer with a weight and a bias for each class; {name!r} has none")
     features = torch.cat(seen).double()
     features = features.flatten(2).mean(2) if features.dim() > 2 else features
-    rest, top = float(before.mean()), float(before.amax(1).mean())
-    wanted = torch.tensor([rest, 2 * top - rest], dtype=torch.float64).repeat_interleave(len(plain))
-    slope, constant = ridge(features, wanted)
-    with torch.no_grad():
-        weight[-1] = slope.view_as(weight[-1]).to(weight)
-        bias[-1] = constant
-        after = torch.cat([model(part) for part in images.split(4)])
-    if not torch.allclose(before[:, :-1], after[:, :-1], rtol=1e-3, atol=1e-3):
-        raise DataError(f"cue needs logits that are independent of each other; those of {name!r} are not")
-    return model
+    return name, features, logits
 
 
 def ridge(features: Tensor, wanted: Tensor) -> tuple[Tensor, float]:

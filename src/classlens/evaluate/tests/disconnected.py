@@ -47,6 +47,7 @@ KINDS = ("full", "part")
 DEPTHS = ("input", "middle", "final")
 MIDDLE = 8  # times smaller than the input
 SIDE = 2  # cells along each side
+SPREADS = "fullgrad"  # lays the bias of a layer that reads a batch of cells over the whole grid: not what it says
 
 
 def stitched(cells: Tensor) -> Tensor:
@@ -82,6 +83,7 @@ class Disconnected(nn.Module):
         probe = placed(model, torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)))
         found = survey(model, probe)
         self._final = found.final
+        self.stacks = kind == "full" or found.final != found.pooled  # layers with biases see the cells as a batch
         self._start = cut_at(model, probe, found, MIDDLE) if depth == "middle" else found.final
         self._size = size
 
@@ -180,7 +182,13 @@ def _classes(scene: Scene, config: Config) -> Mapping[str, Classes]:
 
 
 def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
-    shares = [float(pointing.share_in(evidence, f"{SIDE}x{SIDE}", 0)) for evidence in found.of("first")]
+    module = scene.network.module
+    assert isinstance(module, Disconnected)
+    shares: list[float | None] = [
+        float(pointing.share_in(evidence, f"{SIDE}x{SIDE}", 0)) for evidence in found.of("first")
+    ]
+    if module.stacks and found.method.partition("(")[0] == SPREADS:
+        shares = [None] * len(shares)
     at_input = config["depth"] == "input"  # features cannot be drawn
     return [
         {"explained": k, "share": share, "drawn": share if at_input else None}
@@ -203,6 +211,7 @@ register(
         options=Options,
         needs=frozenset({"predictions", "classes"}),
         variants=_variants,
+        constants={"version": 2},
         units=_units,
         network=_network,
         compose=_compose,

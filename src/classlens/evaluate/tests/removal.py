@@ -1,9 +1,10 @@
-"""Removal of channels: the class should vanish sooner if the channels with most relevance go first.
+"""Removal of channels: the class should vanish sooner if the channels with most evidence go first.
 
 The channels of one layer are set to 0 in an order, more and more of them, and the rest of the network runs again. The
-order is that of the channels' relevance by the method, of their activation, of their gradient, of the product of the
-two, or random. The sooner the probability of the class falls, the better the order finds the channels that it
-depends on. The layer is that of `classlens concepts`: the finest one at which it looks for concepts.
+order is that of the evidence that `classlens concepts` divides into concepts, of the channels' relevance by the method,
+of their activation, of their gradient, of the product of the two, or random. The sooner the probability of the class
+falls, the better the order finds the channels that it depends on. The layer is the finest one at which
+`classlens concepts` looks for concepts: nearer to the logits most orders agree.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from classlens.concept.evidence import evidence
 from classlens.concept.flow import can_follow, flow
 from classlens.concept.layers import candidates
 from classlens.core.capture import Tape, folded
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from classlens.evaluate.tables import Table
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the channels that are removed
-ORDERS = ("relevance", "activation", "gradient", "product", "random")
+ORDERS = ("evidence", "relevance", "activation", "gradient", "product", "random")
 
 
 def curve(tail: Tail, layer: FeatureMap, strength: Tensor, targets: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def curve(tail: Tail, layer: FeatureMap, strength: Tensor, targets: Tensor) -> T
 
 
 def strengths(scene: Scene, layer: FeatureMap, config: Config) -> dict[str, Tensor]:
-    """(B,C): how strong each channel is, by every order that does not depend on a method."""
+    """(B,C): how strong each channel is, by every order that needs no part of the network above."""
     features = layer.as_map(layer.value.tensor)
     hot = torch.nn.functional.one_hot(scene.predicted, scene.tape.logits.shape[1]).to(scene.tape.logits)
     gradients = layer.as_map(scene.tape.gradients(hot[None], [layer.value])[layer.value])[0]
@@ -75,6 +77,7 @@ def curves(scene: Scene, layer: FeatureMap, config: Config, method: str) -> dict
     """The curve of each order; a method whose relevance cannot be followed has none."""
     tail = Tail.after(scene.tape, layer.value, "channels cannot be removed from this layer")
     orders = strengths(scene, layer, config)
+    orders["evidence"] = evidence(tail, layer, scene.predicted)[0].sum((2, 3))
     if can_follow(method):
         targets = scene.predicted[:, None].to(scene.tape.logits.device)
         relevance = flow(scene.tape, scene.network.module, targets, method, layer, scene.network.loaded.multilabel)
@@ -106,7 +109,7 @@ def _area(order: str) -> Callable[[pa.Table], Floats]:
 
 
 def _sooner(order: str) -> Callable[[pa.Table], Floats]:
-    return lambda rows: mean(area(rows, order) - area(rows, "relevance"))
+    return lambda rows: mean(area(rows, order) - area(rows, "evidence"))
 
 
 def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
@@ -126,22 +129,24 @@ def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
 register(
     Test(
         name="removal",
-        question="does the class vanish sooner if the channels with most relevance are removed first?",
+        question="does the class vanish sooner if the channels with most evidence are removed first?",
         columns={"explained": "int32"} | dict.fromkeys(ORDERS, "list<float64>"),
         metrics=lambda config: (
             Metric("AUC, relevance", -1, _area("relevance")),
-            *(Metric(f"{order} less relevance", +1, _sooner(order)) for order in ORDERS[1:]),
+            Metric("AUC, evidence", -1, _area("evidence")),
+            *(Metric(f"{order} less evidence", +1, _sooner(order)) for order in ORDERS[1:]),
         ),
         title=lambda config: "Removal of channels",
         remark=lambda config: (
             "Area under the probability of the predicted class while up to half of a layer's channels are removed, "
-            "those with most relevance first, in % of the clean probability; lower is better. Then how much larger the "
-            "area is if they are removed by activation, by gradient, by the product of both, or at random; above 0, "
-            "relevance finds the channels sooner. Methods whose relevance cannot be followed have no values, nor have "
-            "networks without feature maps."
+            "those with most relevance by the method first, in % of the clean probability; lower is better. Then the "
+            "same by the evidence of `classlens concepts`, and how much larger the area is if they are removed by the "
+            "method's relevance, by activation, by gradient, by the product of both, or at random; above 0, the "
+            "evidence finds the channels sooner. Methods whose relevance cannot be followed have no values by "
+            "relevance, and networks without feature maps have none."
         ),
         needs=frozenset({"classes"}),
-        constants={"fractions": FRACTIONS},
+        constants={"fractions": FRACTIONS, "orders": ORDERS},
         score=_score,
         panels=_panels,
         place=48,

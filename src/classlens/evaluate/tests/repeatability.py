@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -185,6 +186,11 @@ def _mean_of(column: str) -> Callable[[pa.Table], Floats]:
     return lambda rows: mean(floats(rows, column))
 
 
+def _mean_overlap(rows: pa.Table) -> NDArray[np.float64]:
+    """Of each picture, over the changes: between 0 and 1, so that a score can be compared with those of other tests."""
+    return np.asarray(np.stack([floats(rows, f"{change}_iou") for change in CHANGES], 1).mean(1))
+
+
 def _panels(table: Table, rows: Mapping[str, pa.Table]) -> list[Panel]:
     return [comparison(table, measure, measure) for measure in ("correlation", "IoU")]
 
@@ -212,6 +218,8 @@ register(
         units=_units,
         score_together=_score,
         panels=_panels,
+        picture_score=_mean_overlap,
+        picture_score_name="the overlap of the highest fifth of the map with that of the changed picture",
         proof=("correlation, shift", "correlation, jpeg"),
         place=47,
     )

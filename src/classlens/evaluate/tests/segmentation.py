@@ -95,7 +95,7 @@ def label_scores(
     score = label_softmax(stack, predicted)
     labelled = mask != IGNORE
     truth, guess = mask[labelled], score.argmax(0)[labelled]  # ties: the lowest index, background first
-    correct, both, either = _counts(truth, guess, classes + 1)
+    correct, both, either = overlaps(truth, guess, classes + 1)
     one_hot = truth[None] == np.arange(classes + 1)[:, None]
     present = [index for index in np.unique(truth) if index > 0]
     soft = [average_precision(maps[index][labelled], truth == index) for index in present if (truth != index).any()]
@@ -134,7 +134,8 @@ def _unit(evidence: Map, signed: bool) -> Map:
     return shifted / top if top > 0 else np.zeros_like(shifted)
 
 
-def _counts(truth: NDArray[Any], guess: NDArray[Any], classes: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def overlaps(truth: NDArray[Any], guess: NDArray[Any], classes: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Labels 0..classes-1 against the true ones: equal pixels; and of each class, intersection and union in pixels."""
     table = np.bincount(truth.astype(np.int64) * classes + guess, minlength=classes**2).reshape(classes, classes)
     both = table.diagonal()
     either = table.sum(0) + table.sum(1) - both
