@@ -171,6 +171,7 @@ def test_classes_by_name_and_by_the_labels_of_the_data(pictures: Path, tmp_path:
     assert made.setting == Setting(0.05)
     assert made.notes == (
         "There are no drawn masks of these classes, so nothing was measured; the threshold is not chosen.",
+        "6 of 18 pictures show none of the classes: their masks are empty.",
     )
     back = open_dataset(tmp_path, "train")
     assert back.classes == ("blue", "red")
@@ -215,6 +216,13 @@ def test_what_cannot_be_read_is_skipped_by_name(pictures: Path, tmp_path: Path) 
     assert "another size" in made.skipped[second.name]
     assert len(made.pictures) == 2
     assert made.notes == ("There are fewer than 4 pictures with drawn masks in a half, so nothing was measured.",)
+
+
+def test_masks_without_any_class_are_refused(pictures: Path, tmp_path: Path) -> None:
+    """As when the folders of the data have other names than the classes of the network."""
+    with pytest.raises(DataError, match="none of 6 pictures shows a class of the masks, says the data"):
+        make_masks(tagged.make_honest(), pictures / "classes", tmp_path, classes=["nothing"], limit=6)
+    assert not (tmp_path / "SegmentationClass").exists()
 
 
 @pytest.mark.parametrize(
