@@ -109,8 +109,8 @@ def _made(
         raise DataError(f"none of {len(items)} pictures could be used; the first, {name}: {why}")
     if len(work.empty) == len(good):
         raise DataError(
-            f"none of {len(good)} pictures shows a class of the masks, says the {work.subject.shown_by}: check --classes,"
-            " or choose who says it with --labels"
+            f"none of {len(good)} pictures shows a class of the masks, says the {work.subject.shown_by}: check "
+            "--classes, or choose who says it with --labels"
         )
     measured, notes = _measured(work, good, maps, given, seed, progress)
     setting = given or (measured[mine].best if measured else Setting.of(resolve(mine)[0].signed))
