@@ -1,13 +1,16 @@
-"""Does relevance add up? captum's LRP, zennit and classlens on every torchvision classifier.
+"""Does relevance add up? classlens and its peers on every classifier of torchvision, or of Hugging Face transformers.
 
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl      # goes on where it was
     python benchmarks/coverage_peers.py --out benchmarks/coverage_peers.jsonl --table
+
+With `--library transformers`, the peers are captum's LRP, LXT and pytorch-grad-cam.
 
 Networks get random weights, BatchNorm scales and *no biases* (class tokens and position embeddings count as such):
 then nothing but the input contributes to a logit, and the relevance of all pixels must add up to it; within 1 % it is
 "conserved". A network runs in a process of its own, and each library gets a copy of it, as a user would call it:
 captum with its default rules, zennit with EpsilonPlus and the canonizer that it offers for the architecture (merging
-BatchNorm where there is none).
+BatchNorm where there is none), LXT with the patches that it has for the module, and grad-cam at the last layer that
+gives a map which is not constant (of maps, or of tokens in a square). Grad-CAM need not add up.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("classlens", "captum", "zennit")
 CLASS = 1  # explained; where its logit is 0, the likeliest of the first image
+ADDED = "bias", "token", "pos_embed", "position_embedding"  # in the names of all that is added to the image's own
+A_MAP = "a map"
 ACCOUNTED = "classlens, with what the report says"
 
 
@@ -32,20 +37,15 @@ def network(name: str) -> tuple[Any, Any]:
     import torch
     from torch import nn
 
-    import classlens
-    from classlens.evaluate.coverage import _give_statistics, _smallest_input
+    from classlens.evaluate import coverage
 
-    torch.manual_seed(0)
-    loaded = classlens.load(name, weights=None)
-    model = loaded.model
-    images = _smallest_input(model, loaded.preprocess.crop)
-    _give_statistics(model, images)
+    model, images = coverage.network(name)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.running_mean.zero_()
             for key, weight in module.named_parameters(recurse=False):
-                if any(word in key for word in ("bias", "token", "pos_embed")):  # all that is added to the image's own
+                if any(word in key for word in ADDED):
                     weight.zero_()
     return model, images
 
@@ -80,33 +80,105 @@ def zennit(model: Any, images: Any, chosen: int) -> Any:
         return attributor(images.clone().requires_grad_(), outputs)[1].sum((1, 2, 3))
 
 
-def examine(name: str) -> dict[str, Any]:
-    """For each library: the largest |sum of relevance - logit| / |logit|, or the error."""
+def lxt(model: Any, images: Any, chosen: int) -> Any:
+    from lxt.efficient import monkey_patch
+
+    monkey_patch(sys.modules[type(getattr(model, "plain", model)).__module__])
+    pixels = images.clone().requires_grad_()
+    model(pixels)[:, chosen].sum().backward()
+    return (pixels * pixels.grad).sum((1, 2, 3))
+
+
+def gradcam(model: Any, images: Any, chosen: int) -> Any:
+    import numpy as np
+    from pytorch_grad_cam import GradCAM
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    targets = [ClassifierOutputTarget(chosen)] * len(images)
+    for layer, arranged in reversed(_layers(model, images)):
+        found = GradCAM(model=model, target_layers=[layer], reshape_transform=arranged)(images, targets)
+        if np.isfinite(found).all() and (found.max((1, 2)) > found.min((1, 2))).all():
+            return None
+    raise ValueError("no layer gives a finite map that is not constant")
+
+
+def _layers(model: Any, images: Any) -> list[tuple[Any, Any]]:
+    """The modules whose output is a map, or tokens in a square, and what makes a map of it; at most the last 20."""
     import torch
 
+    seen: list[tuple[Any, Any]] = []
+
+    def note(module: Any, _: Any, output: Any) -> None:
+        shape = output.shape if isinstance(output, torch.Tensor) else ()
+        if len(shape) == 4 and shape[2] == shape[3] > 1:
+            seen.append((module, None))
+        if len(shape) == 3 and shape[1] > 2:
+            side = int(shape[1] ** 0.5)
+            extra = shape[1] - side * side  # class token, registers
+            if extra <= 5:
+                seen.append((module, lambda t, n=side, e=extra: t[:, e:].mT.unflatten(2, (n, n))))
+
+    hooks = [module.register_forward_hook(note) for module in model.modules() if module is not model]
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    return seen[-20:]
+
+
+PEERS = {
+    "torchvision": {"classlens": ours, "captum": captum, "zennit": zennit},
+    "transformers": {"classlens": ours, "captum": captum, "lxt": lxt, "grad-cam": gradcam},
+}
+
+
+def logits_alone(model: Any) -> Any:
+    """The network as the peers need it: it returns a tensor."""
+    from torch import nn
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = model
+
+        def forward(self, images: Any) -> Any:
+            return self.plain(images).logits
+
+    return Logits().eval()
+
+
+def examine(library: str, name: str) -> dict[str, Any]:
+    """For each peer: the largest |sum of relevance - logit| / |logit|, "a map", or the error."""
+    import torch
+
+    from classlens.core.capture import pick_output
     from classlens.models._torchvision import import_torchvision
 
     import_torchvision()
     warnings.filterwarnings("ignore")
     model, images = network(name)
     with torch.no_grad():
-        every = model(images)
+        made = model(images)
+        every = pick_output(made, None)
+    for_peers = model if isinstance(made, torch.Tensor) else logits_alone(model)
     chosen = CLASS if every[:, CLASS].all() else int(every[0].argmax())
     logits = every[:, chosen]
     found: dict[str, Any] = {"name": name, "logits": logits.tolist()}
-    for library, attribute in zip(LIBRARIES, (ours, captum, zennit), strict=True):
+    for peer, attribute in PEERS[library].items():
         try:
-            sums = attribute(copy.deepcopy(model), images, chosen)
-            if library == "classlens":
+            sums = attribute(copy.deepcopy(model if peer == "classlens" else for_peers), images, chosen)
+            if peer == "classlens":
                 sums, accounted = sums
                 found[ACCOUNTED] = float(((accounted - logits) / logits).abs().max())
-            found[library] = float(((sums.detach() - logits) / logits).abs().max())
+            found[peer] = A_MAP if sums is None else float(((sums.detach() - logits) / logits).abs().max())
         except Exception as error:
-            found[library] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
+            found[peer] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
     return found
 
 
 def verdict(row: dict[str, Any], library: str) -> str:
+    if row[library] == A_MAP:
+        return A_MAP
     if not isinstance(row[library], float):
         return "raises"
     if row[library] <= 0.01:
@@ -114,58 +186,63 @@ def verdict(row: dict[str, Any], library: str) -> str:
     return "told" if library == "classlens" and row.get(ACCOUNTED, 1.0) <= 0.001 else "wrong"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], peers: Iterable[str]) -> str:
     """Markdown: counts, then a line for each network."""
     from importlib.metadata import version
 
-    names = [f"{library} {version(library)}" for library in LIBRARIES]
+    names = {peer: f"{peer} {version(peer)}" for peer in peers}
     kinds = {
         "conserved": "relevance adds up to the logit (within 1 %)",
         "told": "it does not, and the report says how much stayed in units to which no input contributes",
+        A_MAP: "a map that is finite and not constant, and need not add up",
         "wrong": "silently wrong",
         "raises": "raises an error",
     }
-    counts = [[sum(verdict(r, lib) == kind for r in rows) for lib in LIBRARIES] for kind in kinds]
-    lines = ["| of " + str(len(rows)) + " networks | " + " | ".join(names) + " |", "|---" * 4 + "|"]
-    pairs = zip(kinds.values(), counts, strict=True)
-    lines += [f"| {word} | " + " | ".join(map(str, line)) + " |" for word, line in pairs]
-    lines += ["", "| network | " + " | ".join(names) + " |", "|---" * 4 + "|"]
-    for r in rows:
-        cells = [f"{r[lib]:.0e}" if isinstance(r[lib], float) else r[lib].split(":")[0] for lib in LIBRARIES]
-        marked = [c if verdict(r, lib) == "conserved" else f"**{c}**" for c, lib in zip(cells, LIBRARIES, strict=True)]
-        lines.append(f"| {r['name'].removeprefix('torchvision:')} | " + " | ".join(marked) + " |")
+    lines = [f"| of {len(rows)} networks | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    for kind, word in kinds.items():
+        counts = [sum(verdict(row, peer) == kind for row in rows) for peer in names]
+        if any(counts):
+            lines.append(f"| {word} | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "| network | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        cells = [f"{row[peer]:.0e}" if isinstance(row[peer], float) else row[peer].split(":")[0] for peer in names]
+        good = [verdict(row, peer) in ("conserved", A_MAP) for peer in names]
+        marked = [cell if fine else f"**{cell}**" for cell, fine in zip(cells, good, strict=True)]
+        lines.append(f"| {row['name'].partition(':')[2]} | " + " | ".join(marked) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="rows, one for each network; what is there is kept")
+    parser.add_argument("--library", choices=PEERS, default="torchvision")
     parser.add_argument("--timeout", type=float, default=400, help="seconds for a network")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        print(json.dumps(examine(options.only)))
+        print(json.dumps(examine(options.library, options.only)))
         return
+    peers = tuple(PEERS[options.library])
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     if options.table:
-        print(table(rows))
+        print(table(rows, peers))
         return
     from classlens.evaluate.coverage import network_names
 
-    names = network_names("torchvision")
+    names = network_names(options.library)
     for i, name in enumerate(names, start=1):
         if name in {r["name"] for r in rows}:
             continue
-        command = [sys.executable, __file__, "--out", str(options.out), "--only", name]
-        row = {"name": name} | dict.fromkeys(LIBRARIES, "TimeoutExpired: too slow")
+        command = [sys.executable, __file__, "--out", str(options.out), "--library", options.library, "--only", name]
+        row = {"name": name} | dict.fromkeys(peers, "TimeoutExpired: too slow")
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
             last = (done.stdout.splitlines() or [""])[-1]
-            row = json.loads(last) if last.startswith("{") else row | dict.fromkeys(LIBRARIES, done.stderr[-120:])
+            row = json.loads(last) if last.startswith("{") else row | dict.fromkeys(peers, done.stderr[-120:])
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{i}/{len(names)} {name}", *(f"{lib}: {row[lib]}" for lib in LIBRARIES), sep="  ", file=sys.stderr)
+        print(f"{i}/{len(names)} {name}", *(f"{lib}: {row[lib]}" for lib in peers), sep="  ", file=sys.stderr)
 
 
 if __name__ == "__main__":

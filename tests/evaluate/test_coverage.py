@@ -7,6 +7,7 @@ import pytest
 from classlens.errors import ModelError
 from classlens.evaluate import coverage
 from classlens.evaluate.coverage import Row, cover, examine, network_names, read_rows, table
+from classlens.models import untrained
 
 GOOD = Row("a", 128, True, True, 1e-7, 1e-6, True, True, 5.0)
 
@@ -18,8 +19,40 @@ def test_names_of_both_libraries() -> None:
     families = network_names("timm")
     assert len(families) > 80
     assert all(name.startswith("timm:") for name in families)
-    with pytest.raises(ModelError, match="there are torchvision and timm"):
+    with pytest.raises(ModelError, match="there are torchvision, timm, transformers"):
         network_names("keras")
+
+
+def test_every_classifier_of_transformers_with_both_implementations_of_attention() -> None:
+    names = network_names("transformers")
+    assert len(names) > 55
+    assert "transformers:ViTForImageClassification eager" in names
+    assert "transformers:ViTForImageClassification sdpa" in names
+    assert "transformers:ResNetForImageClassification eager" in names
+    assert "transformers:ResNetForImageClassification sdpa" not in names
+
+
+def test_a_transformer_is_built_with_the_attention_of_its_name() -> None:
+    for attention in ("eager", "sdpa"):
+        model, side = untrained.build(f"transformers:ViTMSNForImageClassification {attention}")
+        assert (model.config._attn_implementation, side, model.training) == (attention, 224, False)
+        assert len(model.vit.encoder.layer if hasattr(model.vit, "encoder") else model.vit.layers) == 2
+
+
+def test_a_small_network_of_transformers() -> None:
+    row = examine("transformers:MobileNetV2ForImageClassification eager")
+    assert row.good, row
+    assert row.size == 224
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("ImageGPTForImageClassification eager", "it reads input_ids, not images alone"),
+    ("ViTForImageClassification flash", "no classifier 'ViTForImageClassification flash'"),
+    ("BertModel eager", "no classifier 'BertModel eager'"),
+])  # fmt: skip
+def test_networks_that_are_refused(name: str, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        untrained.build(f"transformers:{name}")
 
 
 def test_a_network_that_works() -> None:

@@ -100,7 +100,9 @@ def ops(
 
 
 def coverage(
-    library: Annotated[str, typer.Option(help="`torchvision` (all classifiers) or `timm` (one of every family).")],
+    library: Annotated[
+        str, typer.Option(help="`torchvision`, `transformers` (all classifiers) or `timm` (one of every family).")
+    ],
     out: Annotated[
         Path,
         typer.Option(

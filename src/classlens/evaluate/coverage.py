@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from classlens.errors import ClasslensError, ModelError
+from classlens.models import untrained
 
-LIBRARIES = ("torchvision", "timm")
+LIBRARIES = ("torchvision", "timm", "transformers")
 
 
 @dataclass(frozen=True)
 class Row:
     """What happened to one network."""
 
-    name: str  # as `classlens.load` takes it
+    name: str  # as `classlens.load` takes it, or `untrained.build`
     size: int = 0  # of the input
     captured: bool = False  # recorded, and the recorded output equals the plain forward bit for bit
     finite: bool = False
@@ -44,7 +45,10 @@ class Row:
 
 
 def network_names(library: str) -> list[str]:
-    """All classifiers of torchvision; of timm the smallest network of every family (one module of timm.models)."""
+    """All classifiers of torchvision; of timm the smallest network of every family (one module of timm.models).
+
+    Of transformers all classifiers, each with every implementation of attention that it offers.
+    """
     if library == "torchvision":
         from classlens.models._torchvision import import_torchvision
 
@@ -56,7 +60,9 @@ def network_names(library: str) -> list[str]:
         timm = import_timm()
         families = [timm.list_models(module=module) for module in timm.list_modules()]
         return [f"timm:{min(family, key=_size_by_name)}" for family in families if family]
-    raise ModelError(f"there is no library {library!r}; there are {' and '.join(LIBRARIES)}")
+    if library == "transformers":
+        return untrained.names()
+    raise ModelError(f"there is no library {library!r}; there are {', '.join(LIBRARIES)}")
 
 
 def _size_by_name(name: str) -> tuple[int, int, str]:
@@ -139,14 +145,9 @@ def examine(name: str) -> Row:
     import torch
 
     from classlens.explanation import explain
-    from classlens.models import load
 
-    torch.manual_seed(0)
-    loaded = load(name, weights=None)
-    model = loaded.model
-    images = _smallest_input(model, loaded.preprocess.crop)
+    model, images = network(name)
     size = images.shape[-1]
-    _give_statistics(model, images)
     before = _fingerprint(model)
     found: dict[str, Any] = {"name": name, "size": size}
     try:
@@ -162,6 +163,23 @@ def examine(name: str) -> Row:
         found |= {"reason": str(error)}
     found |= {"untouched": all(torch.equal(a, b) for a, b in zip(before, _fingerprint(model), strict=True))}
     return Row(**found)
+
+
+def network(name: str) -> tuple[Any, Any]:
+    """A network with random weights and fitting statistics, and two images."""
+    import torch
+
+    from classlens.models import load
+
+    torch.manual_seed(0)
+    if name.startswith(untrained.PREFIX):
+        model, side = untrained.build(name)  # its own size: a network of windows may keep what another size changed
+        images = torch.randn(2, 3, side, side)
+    else:
+        loaded = load(name, weights=None)
+        model, images = loaded.model, _smallest_input(loaded.model, loaded.preprocess.crop)
+    _give_statistics(model, images)
+    return model, images
 
 
 def _smallest_input(model: Any, crop: Any) -> Any:
