@@ -35,7 +35,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {  # test -> heading -> (setting
     "sanity": {},
     "quantus": {},
 }  # fmt: skip
-DIGITS = {"idsds": 2, "repeatability": 2, "quantus": 2}
+DIGITS = {"idsds": 2, "repeatability": 2, "quantus": 2, "sanity": 2}
 Line = dict[str, str]
 Key = tuple[str, str]  # settings, metric
 Lines = dict[tuple[Key, str, str], Line]  # by key, method and network
