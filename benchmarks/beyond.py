@@ -127,6 +127,13 @@ def without_gradients(x: Tensor) -> Tensor:
     return x.clone()
 
 
+def straight_through(x: Tensor) -> Tensor:
+    """The same rounding as `Rounded`, as most write it."""
+    with torch.no_grad():
+        added = (4096 * x).round() / 4096 - x
+    return x + added
+
+
 def in_8_bits(x: Tensor) -> Tensor:
     return x.to(torch.float8_e4m3fn).to(x.dtype)
 
@@ -219,6 +226,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     "non-reentrant checkpointing": lambda: Row(Checkpointed(False)),
     "reentrant checkpointing": lambda: Row(Checkpointed(True)),
     "a straight-through Function": lambda: Row(Between(Rounded.apply)),
+    "straight-through in `torch.no_grad()`": lambda: Row(Between(straight_through)),
     "a custom operation without autograd": lambda: Row(Between(same_without_gradient)),
     "a part in inference mode": lambda: Row(Between(without_gradients)),
     "activations in 8-bit floats": lambda: Row(Between(in_8_bits)),
@@ -227,6 +235,8 @@ ROWS: dict[str, Callable[[], Row]] = {
     "a full backward hook on the model": hooked,
     "FSDP2 (`fully_shard`)": sharded,
     "`nn.Identity()` added after `eval()`": identity_after_eval,
+    "probabilities (a softmax at the end)": lambda: Row(network().append(nn.Softmax(1)).eval()),
+    "log-probabilities (a log-softmax)": lambda: Row(network().append(nn.LogSoftmax(1)).eval()),
     "a parametrised layer": parametrised,
     "`torch.fx.symbolic_trace`": lambda: Row(torch.fx.symbolic_trace(network())),
     "`torch.export`: `program.module()`": exported,

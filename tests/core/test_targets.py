@@ -2,6 +2,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ LABELS = ("tabby cat", "tiger cat", "espresso", "cup")
         ([("tiger", "cup")] * 2, [[1, 3], [1, 3]]),
         (torch.tensor([3, 2]), [[3], [2]]),
         (torch.tensor([[3, 1], [2, 0]]), [[3, 1], [2, 0]]),
+        (LOGITS[0].numpy().argmax(), [[1], [1]]),
+        (LOGITS.numpy().argmax(1), [[1], [0]]),
+        ([np.int32(3), np.uint8(2)], [[3], [2]]),
     ],
 )
 def test_every_way_of_naming_classes(targets: object, expected: list[list[int]]) -> None:
@@ -52,6 +56,8 @@ def test_a_flat_list_for_one_image_is_its_classes() -> None:
         ([1.5, 2], "a class is an index or a name, not 1.5"),
         ([True, 2], "not True"),
         (torch.tensor([1.0, 2.0]), "integers, not float32"),
+        (np.array([1.5, 2.0]), "a class is an index or a name, not 1.5"),
+        (np.array([True, False]), "not True"),
         ({1, 2}, "targets cannot be a set"),
         (top(9), "more classes than the model has"),
     ],

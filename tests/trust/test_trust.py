@@ -32,7 +32,7 @@ RED, GREEN, BLUE, NOTHING = range(4)
 GRID = np.eye(16)
 
 
-def image(loaded: LoadedModel, colour: str = "red", seed: int = 0) -> Tensor:
+def image(loaded: LoadedModel, colour: str = "red", seed: int = 2) -> Tensor:
     pixels, _ = squares.picture(colour, seed)
     return loaded.preprocess.normalise(torch.from_numpy(pixels).permute(2, 0, 1) / 255)[None]
 
@@ -289,7 +289,14 @@ def test_what_is_left_elsewhere_counts_as_at_most_all_and_what_is_kept_as_at_lea
     assert found["removed_elsewhere"] == pytest.approx(0.975)
     assert found["kept"] == pytest.approx(0.6)
     assert found["kept_elsewhere"] == pytest.approx(0.05)
-    assert found["strongest"] == 1.5
+    assert found["excess"] == 3.0
+
+
+def test_a_class_that_grows_when_parts_are_hidden_is_doubtful_at_best(card: Trust) -> None:
+    grown = replace(card.measures, excess=2.4)
+    (reason,) = (reason for reason in verdict.reasons(grown) if reason.measure == "excess")
+    assert reason.verdict == verdict.verdict(verdict.reasons(grown)) == verdict.DOUBTFUL
+    assert reason.text == "a picture with hidden parts holds 240 % of the class, so hiding proves little here"
 
 
 def two_red_squares() -> Tensor:
@@ -302,35 +309,38 @@ def two_red_squares() -> Tensor:
 def test_a_map_that_leaves_a_cause_out_is_not_trusted_and_the_place_is_named(colours: LoadedModel) -> None:
     e = explain(colours, colours.preprocess.normalise(two_red_squares()[0])[None], RED, "lrp")
     whole = e.trust()
-    assert says(whole, "completeness") == verdict.TRUST, whole
+    assert says(whole, "correspondence") == verdict.TRUST, whole
     half = e.maps.clone()
     half[..., 24:, :] = 0
     found = replace(e, maps=half).trust()
-    assert says(found, "completeness") != verdict.TRUST
-    assert "bottom-right" in found.because
-    assert found.measures.rest_place == "bottom-right"
-    assert found.measures.rest == pytest.approx(found.measures.strongest, abs=0.1)
+    assert says(found, "correspondence") != verdict.TRUST
+    assert found.measures.missed == "bottom-right"
+    assert "the bottom-right matters more" in found.because
+    assert found.measures.removal > 0.25  # what is shown matters; that more does is another question
 
 
-def test_completeness_by_hand(honest: Explanation, card: Trust) -> None:
-    """A second derivation: each quarter of the picture without the strongest cells, one by one."""
+def test_correspondence_by_hand(honest: Explanation, card: Trust) -> None:
+    """A second derivation: each quarter of the picture is hidden, one by one."""
     from classlens.report.hide import hide
 
     x, net = honest.call.images, honest.call.model.model  # type: ignore[union-attr]
-    grid = cells(positive_shares(honest.maps[0, 0].numpy()))  # type: ignore[arg-type]
-    strongest = grid >= np.sort(grid.ravel())[-38]  # 15 % of 256
-    logits = []
-    for top, left in ((y, x) for y in (0, 4, 8) for x in (0, 4, 8)):
-        quarter = np.zeros((16, 16), bool)
-        quarter[top : top + 8, left : left + 8] = True
-        gone = torch.from_numpy(pixels(quarter & ~strongest, (48, 48)))[None]
+    share = positive_shares(honest.maps[0, 0].numpy())
+    lost, evidence = [], []
+    for top, left in ((y, x) for y in (0, 12, 24) for x in (0, 12, 24)):
+        gone = torch.zeros(1, 48, 48, dtype=torch.bool)
+        gone[0, top : top + 24, left : left + 24] = True
         out = net(hide(x, gone))[0].detach()
-        logits.append(float(out[RED] - out.mean()))
-    out = net(x)[0].detach()
-    whole = float(out[RED] - out.mean())
-    expected = 1 - (whole - min(logits)) / card.measures.signal
-    assert card.measures.rest == pytest.approx(expected, abs=1e-4)
-    assert card.measures.completeness == pytest.approx(min(1, expected) - card.measures.strongest)
+        lost.append(-float(out[RED] - out.mean()))
+        evidence.append(float(share[top : top + 24, left : left + 24].sum()))  # type: ignore[index]
+    assert card.measures.correspondence == pytest.approx(np.corrcoef(lost, evidence)[0, 1], abs=1e-5)
+
+
+def test_nothing_corresponds_to_a_constant(honest: Explanation) -> None:
+    subject = subject_of(honest)
+    even = measures.correspondence(subject, np.ones((16, 16)) / 256)
+    assert even["correspondence"] == 0
+    deaf = replace(subject, scores=lambda images: np.full(len(images), 3.0))
+    assert measures.correspondence(deaf, GRID / 16)["correspondence"] == 0
 
 
 def test_windows_cover_the_picture_and_small_things_whole() -> None:

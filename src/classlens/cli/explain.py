@@ -20,7 +20,7 @@ from classlens.cli.options import (
     RatherThan,
     Weights,
     complain,
-    load_model,
+    load_for,
     rivals_of,
     targets_of,
 )
@@ -102,16 +102,14 @@ def explain(
     check_call(images, method, model, [*(classes or ()), *(rather_than or ())], out, folder=True, auto=True)
     import classlens
     from classlens.data.images import ahead
-    from classlens.models.choice import named
 
     questions = questions_of(text, box, region, like, neuron)
     refuse_several(multilabel, bool(questions), bool(classes or top or rather_than))
     several = classlens.above(threshold) if multilabel else targets_of(classes, top, default=1)
     targets = [questions] if questions else several
-    loaded = load_model(model, weights, device)
+    loaded, method = load_for(model, weights, device, method)
     if multilabel:
         _check_multilabel(loaded)
-    method = named(method, loaded)
     images = _inputs(loaded, images, out)
     jobs = zip(images, folders_for(images, out), ahead(loaded.preprocess, images, workers), strict=True)
     done: list[dict[str, Any]] = []

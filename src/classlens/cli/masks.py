@@ -61,7 +61,8 @@ def masks(
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="The score of background, between 0 and 1.  [default: chosen with drawn masks, else 0.3]",
+            help="The score of background, between 0 and 1.  [default: chosen with drawn masks, else 0.05 for signed "
+            "methods and 0.35 for others]",
             show_default=False,
         ),
     ] = None,

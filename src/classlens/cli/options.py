@@ -51,6 +51,14 @@ def load_model(model: str, weights: str, device: str) -> LoadedModel:
     return classlens.load(model, None if weights == "none" else weights, pick_device(device))
 
 
+def load_for(model: str, weights: str, device: str, method: str) -> tuple[LoadedModel, str]:
+    """The model, and the method for it: `auto` is the one that was chosen for it."""
+    from classlens.models.choice import named
+
+    loaded = load_model(model, weights, device)
+    return loaded, named(method, loaded)
+
+
 def targets_of(classes: list[str] | None, top: int | None, default: int) -> Targets:
     """The targets of --class or --top; otherwise the `default` most likely classes."""
     if classes and top:

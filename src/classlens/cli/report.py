@@ -11,7 +11,7 @@ from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.early import check_method, check_new, check_out
-from classlens.cli.options import Device, ModelName, Weights, load_model
+from classlens.cli.options import Device, ModelName, Weights, load_for
 
 if TYPE_CHECKING:
     from classlens.report import Report
@@ -56,8 +56,8 @@ def report(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Also show what classes are made of (see `classlens concepts`): 200 to 500 more forward passes per "
-            "class with at least 6 images. DIR keeps what was computed, so that a stopped report resumes.",
+            help="Also show what classes are made of (see `classlens concepts`): 1,000 to 3,000 more forward passes "
+            "per class with at least 6 images. DIR keeps what was computed, so that a stopped report resumes.",
         ),
     ] = None,
     device: Device = "auto",
@@ -80,12 +80,10 @@ def report(
         check_out(concepts, option="--concepts")
     if bundle is not None:
         check_new(bundle)
-    from classlens.models.choice import named
     from classlens.report import batch_size_of
     from classlens.report import report as make
 
-    loaded = load_model(model, weights, device)
-    method = named(method, loaded)
+    loaded, method = load_for(model, weights, device, method)
     at_once = batch_size or batch_size_of(loaded)
     with Bar() as bar:
         made = make(

@@ -20,8 +20,9 @@ from classlens.errors import ClasslensError, MissingPackage
 
 WALK, NONE = "walk", "none"
 REFINEMENTS = (NONE, WALK)
-THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
-_MARGIN = 0.5  # pixels this far from the threshold, towards 0 or 1, are certain; the walk decides the others
+THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+SIGNED, UNSIGNED = 0.05, 0.35  # thresholds if there are no drawn masks: a signed map is below 0 on background
+_FACTOR = 2  # pixels above twice the threshold, or below half of it, are certain; the walk decides the others
 _SIDE = 128  # the longer side of the picture on which the walk runs
 _BETA = 130.0  # how hard the walk crosses edges: scikit-image's default
 
@@ -40,6 +41,12 @@ class Setting:
             raise ClasslensError(f"the threshold {self.threshold} must lie between 0 and 1")
         if self.refine not in REFINEMENTS:
             raise ClasslensError(f"there is no refinement {self.refine!r}; choose from {', '.join(REFINEMENTS)}")
+
+    @classmethod
+    def of(cls, signed: bool, threshold: float | None = None, refine: str | None = None) -> Setting:
+        """With the defaults for what is not given: those without drawn masks, for signed or unsigned maps."""
+        usual = SIGNED if signed else UNSIGNED
+        return cls(usual if threshold is None else threshold, refine or NONE)
 
     def __str__(self) -> str:
         return f"threshold {self.threshold:g}" + (", random walk" if self.refine == WALK else "")
@@ -78,10 +85,10 @@ def walked(scores: Scores, picture: Image.Image, threshold: float) -> NDArray[np
 
 
 def certain(scores: Scores, threshold: float) -> NDArray[np.int64]:
-    """0 unknown, 1 background, 2.. the classes: pixels whose score is far enough from the threshold."""
-    best = scores.max(0)
-    label = np.where(best >= threshold + _MARGIN * (1 - threshold), scores.argmax(0) + 2, 0)
-    result: NDArray[np.int64] = np.where(best <= threshold * (1 - _MARGIN), 1, label)
+    """0 unknown, 1 background, 2.. the classes: pixels far enough from the threshold (at most half-way to 1)."""
+    best, least = scores.max(0), min(_FACTOR * threshold, (1 + threshold) / 2)
+    label = np.where(best >= least, scores.argmax(0) + 2, 0)
+    result: NDArray[np.int64] = np.where(best <= threshold / _FACTOR, 1, label)
     return result
 
 

@@ -23,8 +23,8 @@ from classlens.errors import DataError, ImageError
 from classlens.evaluate.manifest import versions
 from classlens.evaluate.stats import Estimate
 from classlens.masks import write
-from classlens.masks.labels import REFINEMENTS, Setting, labels
-from classlens.masks.measure import DEFAULT, MIOU, TRIED, Measured, measure
+from classlens.masks.labels import REFINEMENTS, THRESHOLDS, Setting, labels
+from classlens.masks.measure import MIOU, Measured, measure
 from classlens.masks.seeds import seeds
 from classlens.masks.subject import Asked, asked
 from classlens.methods import check_options, resolve
@@ -86,32 +86,36 @@ def make_masks(
     likeliest. `shown_by` says who knows which classes a picture shows: "data" (labels) or "model". If the data have
     drawn masks, threshold and refinement are chosen on half A and measured on half B, also for the method `against`.
     """
-    network = Network(model, "whole")
-    recipe = Recipe(named(method, model), tuple(scales), flip, seed)
-    names = [recipe.method, *([against] if against else [])]
-    for name in names:
-        check_options(*resolve(name))
+    network, name = Network(model, "whole"), named(method, model)
+    methods = (name, *([against] if against else []))
+    for one in methods:
+        check_options(*resolve(one))
+    given = None if threshold is None and refine is None else Setting.of(resolve(name)[0].signed, threshold, refine)
     dataset = open_dataset(data, split)
     subject = asked(network, dataset, classes, shown_by)
-    given = None
-    if threshold is not None or refine is not None:
-        given = Setting(DEFAULT.threshold if threshold is None else threshold, refine or DEFAULT.refine)
-    work = _Work(subject, Path(out), recipe, weights_hash(network.module), {})
-    items = dataset.select(limit, seed)
-    maps = {name: work.all_seeds(name, items, progress) for name in names}
+    work = _Work(subject, Path(out), Recipe(name, tuple(scales), flip, seed), weights_hash(network.module), {})
+    return _made(work, dataset.select(limit, seed), methods, given, progress)
+
+
+def _made(
+    work: _Work, items: Sequence[Item], methods: Sequence[str], given: Setting | None, progress: Progress
+) -> Made:  # fmt: skip
+    """Maps of all pictures, the setting, labels and files."""
+    mine, seed = methods[0], work.recipe.seed
+    maps = {name: work.all_seeds(name, items, progress) for name in methods}
     good = [item for item in items if item.name not in work.skipped]
     if not good:
         name, why = next(iter(work.skipped.items()))
         raise DataError(f"none of {len(items)} pictures could be used; the first, {name}: {why}")
     measured, notes = _measured(work, good, maps, given, seed, progress)
-    setting = given or (measured[recipe.method].best if measured else DEFAULT)
-    differences = {other: _difference(measured[recipe.method], measured[other], seed) for other in list(measured)[1:]}
-    _write(work, good, maps[recipe.method], setting, progress)
+    setting = given or (measured[mine].best if measured else Setting.of(resolve(mine)[0].signed))
+    _write(work, good, maps[mine], setting, progress)
     made = Made(
-        Path(out), subject.names, setting, tuple(item.name for item in good), measured, differences, work.skipped,
-        tuple(notes),
+        work.out, work.subject.names, setting, tuple(item.name for item in good), measured,
+        {other: _difference(measured[mine], found, seed) for other, found in measured.items() if other != mine},
+        work.skipped, tuple(notes),
     )  # fmt: skip
-    files.write_json(Path(out) / "masks.json", _document(made, work))
+    files.write_json(work.out / "masks.json", _document(made, work))
     return made
 
 
@@ -182,7 +186,7 @@ def _measured(
     if min(len(a), len(b)) < LEAST:
         return {}, [f"There are fewer than {LEAST} pictures with drawn masks in a half, so nothing was measured."]
     truth = {name: work.subject.truth(item) for name, item in by_name.items()}
-    tried = TRIED if given is None else (given,)
+    steps = 1 if given is not None else len(THRESHOLDS) + 3
     found = {}
     for method, kept in maps.items():
 
@@ -190,8 +194,8 @@ def _measured(
             return work.labelled(by_name[name], kept[name], setting)
 
         with reporting(progress):
-            tick = ticker(len(tried), f"settings for {method}")
-        found[method] = measure((a, b), truth, labelled, len(work.subject.names), seed, tried, tick)
+            tick = ticker(steps, f"settings for {method}")
+        found[method] = measure((a, b), truth, labelled, len(work.subject.names), seed, given, tick)
     return found, []
 
 

@@ -70,9 +70,7 @@ def report(
         raise DataError(f"{path} is a folder: give a file name, such as {path / 'report.html'}")
     if not 1 <= top <= TOP_MOST:
         raise SettingsError(f"a section cannot have {top} entries; give 1 to {TOP_MOST}")
-    method = named(method, model)
-    check_options(*resolve(method))
-    subject = Subject(model, open_dataset(data), method, seed)
+    subject = Subject(model, open_dataset(data), _checked(method, model), seed)
     items = subject.dataset.select(limit, seed)
     collected = collect(subject, items, batch_size or batch_size_of(model), progress)
     if not collected.records:
@@ -88,6 +86,13 @@ def report(
     about = about if found is None else replace(about, made=about.made | {"concepts": found.made})
     write_text(path, page(about, findings, collected, chosen, drawn, subject.name, alike, found))
     return Report(path, tuple(findings), notes, collected)
+
+
+def _checked(method: str, model: LoadedModel) -> str:
+    """The name of the method, which exists and has the options that were given."""
+    name = named(method, model)
+    check_options(*resolve(name))
+    return name
 
 
 def batch_size_of(model: LoadedModel) -> int:

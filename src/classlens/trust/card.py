@@ -93,7 +93,7 @@ class Trust:
         return render.notebook_png(self.figure())
 
 
-_PARTS = ("removed", "removed_elsewhere", "kept", "kept_elsewhere", "strongest", "rest", "arrived")
+_PARTS = ("removed", "removed_elsewhere", "kept", "kept_elsewhere", "arrived")
 
 
 def _number(value: float) -> float | None:

@@ -59,9 +59,9 @@ class Measures:
     removed_elsewhere: float = math.nan  # and without as much elsewhere
     kept: float = math.nan  # what the marked places hold on their own,
     kept_elsewhere: float = math.nan  # and as much elsewhere
-    strongest: float = math.nan  # what is left without the strongest 15 % of the picture,
-    rest: float = math.nan  # and the least that is left without a quarter of the rest,
-    rest_place: str = ""  # which lies here
+    excess: float = math.nan  # the most that any altered picture holds of it; above 1, hiding adds to the class
+    correspondence: float = math.nan  # correlation of what is lost without each quarter with the evidence there
+    missed: str = ""  # the quarter that matters most beyond its evidence
     stability: float = math.nan  # mean correlation with the maps of the changed pictures
     changes: dict[str, float] = field(default_factory=dict)  # the same for each change
     shuffled: float = math.nan  # absolute correlation with the map of a network with shuffled weights
@@ -83,11 +83,6 @@ class Measures:
         return self.kept - self.kept_elsewhere
 
     @property
-    def completeness(self) -> float:
-        """How much more is lost without the strongest places than without any quarter of the rest."""
-        return min(1.0, self.rest) - self.strongest
-
-    @property
     def agreement(self) -> float:
         """The mean correlation with methods of other families; NaN unless two could be compared."""
         return sum(self.others.values()) / _FAMILIES if len(self.others) == _FAMILIES else math.nan
@@ -107,7 +102,7 @@ def measured(subject: Subject, seed: int = 0) -> Measures:
     missing: dict[str, str] = {}
     if whole > nothing:  # otherwise there is nothing of the class to lose or to keep
         found |= removal(subject, grid, float(whole), float(nothing), seed)
-        found |= least_of_the_rest(subject, grid, float(whole), float(nothing), seed)
+        found |= correspondence(subject, grid)
     tick()
     changes, places, where = _tried("stability", lambda: stability(subject), missing) or ({}, None, {})
     tick()
@@ -163,24 +158,33 @@ def removal(subject: Subject, grid: Floats, whole: float, nothing: float, seed: 
     scores = subject.scores(torch.cat([hide(images, masks), alone]))
     left = ((scores - nothing) / (whole - nothing)).reshape(2, len(AREAS), 1 + ELSEWHERE)
     return {
-        "strongest": float(left[0, 0, 0]),
         "removed": float(left[0, :, 0].mean()),
         "removed_elsewhere": float(np.minimum(left[0, :, 1:], 1).mean()),
         "kept": float(left[1, :, 0].mean()),
         "kept_elsewhere": float(np.maximum(left[1, :, 1:], 0).mean()),
+        "excess": float(left.max()),
     }
 
 
-def least_of_the_rest(subject: Subject, grid: Floats, whole: float, nothing: float, seed: int) -> dict[str, Any]:
-    """Does a place that the map leaves out matter as much? The rest of the picture is hidden, a quarter at a time."""
-    quarters, strongest = windows(grid.shape), marked(grid, AREAS[0], seed)
-    hidden = [quarter & ~strongest for quarter in quarters]
+def correspondence(subject: Subject, grid: Floats) -> dict[str, Any]:
+    """Does the class lose most where the map shows most? Nine quarters of the picture are hidden, one at a time.
+
+    A place that the map leaves out costs more than its evidence says, whatever the marked places are worth.
+    """
+    quarters = windows(grid.shape)
     height, width = subject.image.shape[2:]
-    masks = torch.from_numpy(np.stack([pixels(cells, (height, width)) for cells in hidden]))
+    masks = torch.from_numpy(np.stack([pixels(cells, (height, width)) for cells in quarters]))
     images = subject.image.expand(len(masks), -1, -1, -1)
-    scores = subject.scores(hide(images, masks.to(images.device)))
-    least = int(np.argmin(scores))
-    return {"rest": float((scores[least] - nothing) / (whole - nothing)), "rest_place": ninth(quarters[least])}
+    lost = _standard(-subject.scores(hide(images, masks.to(images.device))))
+    evidence = _standard(np.array([grid[cells].sum() for cells in quarters]))
+    missed = int(np.argmax(lost - evidence))
+    return {"correspondence": float((lost * evidence).mean()), "missed": ninth(quarters[missed])}
+
+
+def _standard(values: Floats) -> Floats:
+    """Less their mean, in units of their standard deviation; 0 if all are equal."""
+    spread = values.std()
+    return np.asarray((values - values.mean()) / spread if spread > 1e-9 * abs(values).max() else 0 * values)
 
 
 def windows(shape: tuple[int, ...]) -> list[Bools]:

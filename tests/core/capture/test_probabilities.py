@@ -91,6 +91,15 @@ def test_a_softmax_that_the_user_asks_for_stays() -> None:
     assert torch.equal(tape.logits, network(x).softmax(1))
 
 
+@pytest.mark.parametrize("after", [lambda p: p.clamp(1e-7, 1), lambda p: p.view(len(p), -1), lambda p: p * 1])
+def test_probabilities_that_are_not_looked_through_have_a_note(after: Callable[[Tensor], Tensor]) -> None:
+    network, x = build("residual"), pictures(2)
+    tape = record(Ends(network, lambda y: after(y.softmax(1))), x)
+    assert (tape.ends, len(tape.notes)) == ("", 1)
+    assert "adds up to 1" in tape.notes[0]
+    assert record(network, x).notes == ()
+
+
 def test_a_saturated_probability_is_explained() -> None:
     network, x = build("residual"), pictures(1)
     nn.init.normal_(network.fc.weight, std=1e4, generator=torch.Generator().manual_seed(0))

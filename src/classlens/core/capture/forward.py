@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from classlens.core.capture.checks import check_modules
 from classlens.core.capture.modes import GradientsStayOn, has_hooks
 from classlens.core.capture.precision import autocast_off, frees_weights, in_float32, low_precision
-from classlens.core.capture.probabilities import Ending, WatchesEnding
+from classlens.core.capture.probabilities import Ending, WatchesEnding, looks_like_probabilities
 from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import LOW, Recorder
-from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
+from classlens.core.capture.tape import Node, Tape, Value, as_output, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
 
@@ -68,8 +68,8 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
             recorder, logits, picker, ends = _pass(model, modules, images, output, float32, recorder.obeys)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
-        found = recorder.current(logits)
-        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number, ends)
+        found = as_output(recorder.current(logits), logits)
+        kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number, ends, logits)
         how = recorder.odd, recorder.obeys, ends
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, *how)
         known = _Known(
@@ -169,8 +169,8 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
 
 def _without_nodes(image: Tensor, logits: Tensor, known: _Known, autocast: bool) -> Tape:
     return Tape(
-        (), value_of(image), value_of(logits), known.ops, known.float32, known.opaque,
-        _notes(known.lower, autocast, known.number, known.ends), known.odd, known.obeys, known.ends,
+        (), value_of(image), as_output(value_of(logits), logits), known.ops, known.float32, known.opaque,
+        _notes(known.lower, autocast, known.number, known.ends, logits), known.odd, known.obeys, known.ends,
     )  # fmt: skip
 
 
@@ -363,13 +363,14 @@ def _plain(model: nn.Module, images: Tensor, output: Picker, tape: Tape) -> Tens
     return outputs_at(model, _wide(images, tape.float32).detach().clone(), output, tape)
 
 
-def _notes(lower: str, autocast: bool, number: str, ends: str) -> tuple[str, ...]:
+def _notes(lower: str, autocast: bool, number: str, ends: str, logits: Tensor) -> tuple[str, ...]:
     """What the report says about precision, about what was not followed, and about probabilities."""
     own = lower or ("autocast" if autocast else "")
     precision = f"the model computes in {own}; logits and map were computed in float32, with its weights"
     fixed = f"{number} reads a value as a number of Python (item); the map takes that number as fixed"
-    logits = f"the model returns probabilities; explained are the logits that its {ends} reads"
-    said = [(own, precision), (number, fixed), (ends, logits)]
+    before = f"the model returns probabilities; explained are the logits that its {ends} reads"
+    one = "the explained output adds up to 1 like probabilities, flat near 0 and 1; select logits with output="
+    said = [(own, precision), (number, fixed), (ends, before), (looks_like_probabilities(logits), one)]
     return tuple(note for given, note in said if given)
 
 

@@ -58,6 +58,17 @@ def of_labels(ends: str, logits: Tensor) -> bool:
     return "sigmoid" in ends and logits.dim() == 2 and logits.shape[1] > 1
 
 
+def looks_like_probabilities(logits: Tensor) -> bool:
+    """Whether the outputs (B,C) of each image add up to 1: something follows the softmax that is not looked through.
+
+    >>> looks_like_probabilities(torch.tensor([[0.2, 0.8]])), looks_like_probabilities(torch.tensor([[2.0, -1.0]]))
+    (True, False)
+    """
+    if logits.dim() != 2 or logits.shape[1] < 2 or logits.min() < 0:
+        return False
+    return bool(((logits.sum(1) - 1).abs() < 1e-3).all())
+
+
 class WatchesEnding(TorchFunctionMode):
     """Shows each operation of a forward pass to an `Ending`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -39,10 +40,11 @@ def class_index(item: Any, outputs: int, labels: Sequence[str] | None) -> int:
         item = int(item)
     if isinstance(item, str):
         raise TargetError(f"the model has no class names, so {item!r} cannot be found; give an index 0..{outputs - 1}")
-    if not isinstance(item, int) or isinstance(item, bool):
+    if not isinstance(item, Integral) or isinstance(item, bool):
         raise TargetError(f"a class is an index or a name, not {item!r}")
-    Class(item).fits(outputs)
-    return item
+    index = int(item)  # of NumPy's whole numbers too
+    Class(index).fits(outputs)
+    return index
 
 
 @dataclass(frozen=True)

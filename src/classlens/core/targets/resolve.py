@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,8 @@ def _rows(targets: Targets, batch: int) -> list[list[Any]]:
     if isinstance(targets, Tensor):
         if targets.is_floating_point() or targets.dtype == torch.bool:
             raise TargetError(f"targets must be integers, not {str(targets.dtype)[6:]}; give class indices")
+        targets = targets.tolist()
+    if isinstance(targets, np.ndarray | np.generic):  # what np.argmax returns
         targets = targets.tolist()
     if isinstance(targets, int | str | Question) or callable(targets):
         targets = [[targets]] * batch

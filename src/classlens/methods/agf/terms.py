@@ -112,6 +112,7 @@ def _highlighted(logits: Tensor, targets: Tensor, origin: Tensor) -> Tensor:
 
 
 LARGEST_WEIGHT = 0.1  # of a single rival
+_STEPS = 60  # of Newton's method, at most: it takes about ten
 
 
 def above_rivals(logits: Tensor, targets: Tensor) -> Tensor:
@@ -139,20 +140,21 @@ def _weights(beta: Tensor, below: Tensor) -> Tensor:
 def _sharpness(below: Tensor, most: Tensor) -> Tensor:
     """beta (B,K,1): the largest value up to `most` for which no rival weighs more than LARGEST_WEIGHT.
 
-    The most likely rival weighs 1 / sum_k exp(beta (y_k - y_max)), which grows with beta: bisection finds the value.
-    With so few rivals that each weighs more even at beta = 0, beta is 0, and the mean of the others is subtracted.
+    The most likely rival weighs 1 / sum_k exp(beta (y_k - y_max)). The sum falls with beta, and is convex: Newton's
+    method from beta = 0 finds where it is 1 / LARGEST_WEIGHT, without overshooting. With so few rivals that each weighs
+    more even at beta = 0, beta is 0, and the mean of the others is subtracted.
     """
-
-    def shared(beta: Tensor) -> Tensor:
-        return _weights(beta, below).sum(2, keepdim=True) >= 1 / LARGEST_WEIGHT
-
-    high = most.expand_as(below[..., :1])
-    low = torch.where(shared(high), high, torch.zeros_like(high))
-    for _ in range(60):  # float64 has 53 bits
-        middle = (low + high) / 2
-        enough = shared(middle)
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    return low
+    finite = torch.where(below > -torch.inf, below, 0)
+    beta = torch.zeros_like(below[..., :1])
+    for _ in range(_STEPS):
+        weights = _weights(beta, below)
+        spare = weights.sum(2, keepdim=True) - 1 / LARGEST_WEIGHT
+        step = divide(spare.clamp(min=0), -(weights * finite).sum(2, keepdim=True))
+        reached = beta + torch.where((step > 0) | (spare <= 0), step, most)  # rivals that all tie are no limit
+        if torch.equal(reached := reached.clamp(max=most), beta):
+            break
+        beta = reached
+    return beta
 
 
 def interaction(x: Tensor, gradient: Tensor, quotient: Quotient = divide) -> Tensor:
