@@ -69,8 +69,8 @@ docs: $(VENV)/.all ## the documentation, into site/
 	@echo "site/index.html; to search in it: $(BIN)/python -m http.server --directory site"
 
 bench: $(VENV)/.all ## speed and memory beside other libraries: benchmarks/RESULTS.md (an hour; goes on where it was)
-	$(BIN)/python benchmarks/bench.py
-	$(BIN)/python benchmarks/profile_agf.py
+	$(BIN)/python benchmarks/bench.py $(if $(DEVICE),--device $(DEVICE))
+	$(if $(DEVICE),,$(BIN)/python benchmarks/profile_agf.py)
 
 mutants: $(VENV)/.all ## one small fault at a time: does a test fail? tests/MUTANTS.md (half an hour; goes on where it was)
 	$(BIN)/python tools/mutants

@@ -1,11 +1,13 @@
 """How long and how much memory maps take, beside other libraries, in units of the network's own forward pass.
 
     make bench                                     # everything, then benchmarks/RESULTS.md; goes on where it was
+    make bench DEVICE=cuda                         # on a GPU, into RESULTS-cuda.md (written, but never run on one)
     python benchmarks/bench.py --models resnet50 --methods agf,gradcam --rounds 3
 
 One process for each network; forward pass and contenders take turns, and what counts is the median of
 (time of the contender) / (mean time of the forwards before and after it). Seconds of a noisy machine mean little,
-such ratios hold. Peak memory comes from a process for each contender.
+such ratios hold. On a CPU the time is that of the process on one thread, so that other processes matter little; on
+another device it is that of the clock, from idle to idle. Peak memory comes from a process for each contender.
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ class Row:
 # ------------------------------------------------------------------------------------------------------ contenders
 
 
-def build(network: str) -> Any:
+def build(network: str, device: str = "cpu") -> Any:
     """A network with random weights (times do not depend on them), or the embedded one."""
     import classlens
 
     name = network if network.startswith("efficientnet-lite") else f"torchvision:{network}"
-    return classlens.load(name, weights="default" if ":" not in name else None).model
+    return classlens.load(name, weights="default" if ":" not in name else None).model.to(device)
 
 
 def last_features(network: str, model: Any) -> Any:
@@ -161,7 +163,7 @@ def zennit_methods(network: str, model: Any) -> dict[str, Callable[[], Any]]:
         def make() -> Any:
             def attribute(x: Any, c: int) -> Any:
                 with Gradient(model=model, composite=composite()) as attributor:
-                    return attributor(x, torch.eye(1000)[[c] * len(x)])[1]
+                    return attributor(x, torch.eye(1000, device=x.device)[[c] * len(x)])[1]
 
             return each_class(attribute)
 
@@ -209,22 +211,34 @@ def _peer(library: str, method: str, network: str) -> Run:
     return run
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+def seconds(work: Callable[[], Any], device: str) -> float:
+    """CPU time of the process or, on another device, time from idle to idle."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    synchronise(device)
+    begun = clock()
     work()
-    return time.perf_counter() - begun
+    synchronise(device)
+    return clock() - begun
 
 
-def measure(network: str, methods: list[str], rounds: int, done: set[Any]) -> Iterator[Row]:
+def synchronise(device: str) -> None:
+    """Wait until the device has nothing left to do."""
+    import torch
+
+    if device != "cpu":
+        getattr(torch, device).synchronize()
+
+
+def measure(network: str, methods: list[str], rounds: int, done: set[Any], device: str) -> Iterator[Row]:
     """Every contender at every size that is not done yet; those of one method and size take turns."""
     import torch
 
-    model = build(network)
+    model = build(network, device)
     table: dict[str, list[tuple[str, Run]]] = {}
     for library, method, run in contenders(network, model, methods):
         table.setdefault(method, []).append((library, run))
     for batch, classes in SIZES:
-        images, wanted = torch.rand(batch, 3, 224, 224), list(range(1, classes + 1))
+        images, wanted = torch.rand(batch, 3, 224, 224, device=device), list(range(1, classes + 1))
 
         def forward(images: Any = images) -> None:
             with torch.no_grad():
@@ -244,18 +258,20 @@ def _turns(
 ) -> Iterator[Row]:  # fmt: skip
     ratios: dict[str, list[float]] = {}
     errors: dict[str, str] = {}
+    device = images.device.type
     for library, run in runs:  # the first call makes caches, and tells whether it works at all
         try:
-            run(model, images, wanted)
+            for _ in range(1 if device == "cpu" else 3):  # GPUs choose their kernels in the first calls
+                run(model, images, wanted)
             ratios[library] = []
         except Exception as error:
             errors[library] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     for _ in range(rounds):
         for library, run in runs:
             if library in ratios:
-                before = seconds(forward)
-                took = seconds(lambda run=run: run(model, images, wanted))
-                ratios[library].append(took / ((before + seconds(forward)) / 2))
+                before = seconds(forward, device)
+                took = seconds(lambda run=run: run(model, images, wanted), device)
+                ratios[library].append(took / ((before + seconds(forward, device)) / 2))
     for library, _run in runs:
         at = (network, library, method, len(images), len(wanted))
         found = ratios.get(library)
@@ -268,20 +284,20 @@ def _turns(
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
-def memory(network: str, library: str, method: str) -> int | None:
-    """Peak resident memory (MB) of a process that does this once; CUDA memory where there is a GPU."""
-    command = [sys.executable, __file__, "--peak", network, library, method]
+def memory(network: str, library: str, method: str, device: str) -> int | None:
+    """Peak memory (MB) of a process that does this once: resident memory or, on a GPU, what torch allocated there."""
+    command = [sys.executable, __file__, "--peak", network, library, method, "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     return int(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout.strip() else None
 
 
-def peak(network: str, library: str, method: str) -> None:
+def peak(network: str, library: str, method: str, device: str) -> None:
     """What `memory` starts: prints the peak."""
     import resource
 
     import torch
 
-    model, images = build(network), torch.rand(1, 3, 224, 224)
+    model, images = build(network, device), torch.rand(1, 3, 224, 224, device=device)
     if library == "forward":
         with torch.no_grad():
             model(images)
@@ -293,8 +309,10 @@ def peak(network: str, library: str, method: str) -> None:
             ours(with_steps(method))(model, images, [1])
         else:
             peer_methods(library, network, model)[method]()(images, [1])
-    if torch.cuda.is_available():
+    if device == "cuda":
         print(torch.cuda.max_memory_allocated() // 2**20)
+    elif device != "cpu":  # it has no figure of the peak: what is allocated at the end
+        print(getattr(torch, device).current_allocated_memory() // 2**20)
     else:
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10)
 
@@ -310,38 +328,43 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(NETWORKS), help="networks, with commas")
     parser.add_argument("--methods", default=",".join(everything), help="methods, with commas")
     parser.add_argument("--rounds", type=int, default=3, help="how often each contender takes its turn")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
-    parser.add_argument("--rows", type=Path, default=HERE / "rows.jsonl", help="measurements; what is there is kept")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; CPU time counts all of them")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps; only cpu was ever tried")
+    parser.add_argument("--rows", type=Path, help="measurements; what is there is kept (rows.jsonl beside this file)")
     parser.add_argument("--no-memory", action="store_true", help="only times")
     parser.add_argument("--peak", nargs=3, metavar=("NETWORK", "LIBRARY", "METHOD"), help=argparse.SUPPRESS)
     parser.add_argument("--network", help=argparse.SUPPRESS)
     options = parser.parse_args()
     quiet(options.threads)
+    suffix = "" if options.device == "cpu" else f"-{options.device}"
+    options.rows = options.rows or HERE / f"rows{suffix}.jsonl"
     if options.peak:
-        peak(*options.peak)
+        peak(*options.peak, options.device)
     elif options.network:
-        for row in measure(options.network, options.methods.split(","), options.rounds, keys(options.rows)):
+        wanted = options.network, options.methods.split(","), options.rounds, keys(options.rows), options.device
+        for row in measure(*wanted):
             append(options.rows, dataclasses.asdict(row))
             print(f"{'/'.join(map(str, row.key)):60s} {row.why or f'{row.ratio:.2f}'}", file=sys.stderr)
     else:
-        run_all(options)
+        run_all(options, HERE / f"RESULTS{suffix}.md")
 
 
-def run_all(options: argparse.Namespace) -> None:
+def run_all(options: argparse.Namespace, out: Path) -> None:
     """A process for each network, then memory, then the page."""
     for network in options.models.split(","):
         subprocess.run(
             [sys.executable, __file__, "--network", network, "--methods", options.methods, "--rows", str(options.rows),
-             "--rounds", str(options.rounds), "--threads", str(options.threads)], check=True,
+             "--rounds", str(options.rounds), "--threads", str(options.threads), "--device", options.device],
+            check=True,
         )  # fmt: skip
         if not options.no_memory:
-            measure_memory(network, options.rows)
+            measure_memory(network, options.rows, options.device)
     import report  # beside this file
 
-    report.write(options.rows, HERE / "RESULTS.md", options.threads)
+    report.write(options.rows, out, options.threads, options.device)
 
 
-def measure_memory(network: str, rows: Path) -> None:
+def measure_memory(network: str, rows: Path, device: str) -> None:
     """Forward, forward + backward, and every contender of the methods people use most."""
     done = {(r["network"], r["library"], r["method"]) for r in read(rows) if "peak" in r}
     timed = [
@@ -350,7 +373,7 @@ def measure_memory(network: str, rows: Path) -> None:
     wanted = [("forward", ""), ("backward", ""), *((r["library"], r["method"]) for r in timed if r["method"] in WIDE)]
     for library, method in wanted:
         if (network, library, method) not in done:
-            found = memory(network, library, method)
+            found = memory(network, library, method, device)
             append(rows, {"network": network, "library": library, "method": method, "peak": found})
             print(f"{network}/{library}/{method:30s} {found} MB", file=sys.stderr)
 

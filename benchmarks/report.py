@@ -14,42 +14,51 @@ import bench
 
 LIBRARIES = ("classlens", "torch", "torchvision", *("captum", "grad-cam", "zennit"))
 # (network, batch, classes) -> agf's largest ratio to a forward, for each class
-TARGETS = {("vgg19", 1, 1): 6.0, ("resnet50", 1, 1): 5.5, ("vgg19", 1, 5): 4.0, ("resnet50", 1, 5): 4.0}
-# Forward-equivalents that the convolutions of AGF need at least, counted in multiply-adds.
-FLOORS = {("vgg19", 1, 1): 4.98, ("resnet50", 1, 1): 4.42, ("vgg19", 1, 5): 3.39, ("resnet50", 1, 5): 2.85}
+TARGETS = {
+    ("vgg19", 1, 1): 6.0, ("resnet50", 1, 1): 5.0, ("efficientnet-lite0", 1, 1): 6.5, ("densenet121", 1, 1): 6.0,
+    ("convnext_tiny", 1, 1): 4.0, ("vgg19", 1, 5): 2.5, ("resnet50", 1, 5): 3.0,
+}  # fmt: skip
+# Forward-equivalents of its convolutions and matrix products, counted by torch.utils.flop_counter.
+FLOORS = {
+    ("vgg19", 1, 1): FLOPS, ("resnet50", 1, 1): FLOPS,
+}
+NEAR = 1.03  # two times that differ by less are equal
 
 Rows = list[dict[str, Any]]
 
 
-def write(rows: Path, out: Path, threads: int) -> None:
+def write(rows: Path, out: Path, threads: int, device: str = "cpu") -> None:
     """The whole page, written at once."""
     found = bench.read(rows)
     timed = {(r["network"], r["library"], r["method"], r["batch"], r["classes"]): r for r in found if "batch" in r}
     peaks = {(r["network"], r["library"], r["method"]): r["peak"] for r in found if "peak" in r}
-    parts = [head(threads), targets(timed, peaks), beside_peers(timed), all_methods(timed), memory(peaks)]
+    parts = [head(threads, device), targets(timed, peaks), beside_peers(timed), all_methods(timed), memory(peaks)]
     draft = out.with_suffix(".part")
     draft.write_text("\n\n".join(part for part in parts if part) + "\n")
     draft.replace(out)
 
 
-def head(threads: int) -> str:
+def head(threads: int, device: str) -> str:
     cpu = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
             cpu = line.split(":")[1].strip()
             break
+    clock = f"CPU time of the process, with {threads} thread{'s' * (threads > 1)}: a busy machine matters little."
+    if device != "cpu":
+        clock = f"Times by the clock on {device}, each from idle to idle."
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     return (
-        f"# Speed and memory\n\n`make bench`, {cpu}, {threads} threads, no GPU; {versions}.\n\n"
+        f"# Speed and memory\n\n`make bench`{'' if device == 'cpu' else f' DEVICE={device}'}, {cpu}; {versions}.\n\n"
         "All times are multiples of the network's own plain forward pass of the same batch, measured in one process in "
         "turns with it; the median of the rounds, and the smallest and the largest in brackets where they matter. "
-        f"Networks of 224 x 224 pixels. Integrated gradients and SmoothGrad take {bench.STEPS} steps everywhere. Other "
+        f"{clock} Networks of 224 x 224 pixels. Integrated gradients and SmoothGrad take {bench.STEPS} steps everywhere. Other "
         "libraries explain one class a call, so five classes are five calls."
     )
 
 
 def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
-    lines = ["## Targets", "", "| target | measured | arithmetic of the published rule | met |", "|---|---|---|---|"]
+    lines = ["## Targets", "", "| target | measured | arithmetic | met |", "|---|---|---|---|"]
     for (network, batch, classes), limit in TARGETS.items():
         row = timed.get((network, "classlens", "agf", batch, classes))
         if row is None:
@@ -57,7 +66,7 @@ def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
         ratio, low, high = (row[k] / classes for k in ("ratio", "low", "high"))
         what = f"`agf`, {network}, {classes} class{'es, each' if classes > 1 else ''}: at most {limit:.1f} forwards"
         floor = FLOORS[network, batch, classes]
-        lines.append(f"| {what} | {ratio:.2f} [{low:.2f}, {high:.2f}] | {floor:.2f} | {_met(ratio <= limit)} |")
+        lines.append(f"| {what} | {ratio:.2f} [{low:.2f}, {high:.2f}] | {floor:.1f} | {_met(ratio <= limit)} |")
     agf, backward = peaks.get(("vgg19", "classlens", "agf")), peaks.get(("vgg19", "backward", ""))
     if agf and backward:
         times = f"{agf / backward:.2f}"
@@ -65,9 +74,9 @@ def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
             f"| `agf`, vgg19: peak memory at most 2 x forward + backward | {times} x | | {_met(agf <= 2 * backward)} |"
         )
     pairs = shared(timed)
-    slower = [key for key, (own, peer, _) in pairs.items() if own > peer]
+    slower = [key for key, (own, peer, _) in pairs.items() if own > NEAR * peer]
     lines.append(
-        f"| every shared method at least as fast as the fastest peer | {len(pairs) - len(slower)} of {len(pairs)} "
+        f"| every shared method at least as fast as the fastest peer, within {NEAR - 1:.0%} | {len(pairs) - len(slower)} of {len(pairs)} "
         f"cells | | {_met(not slower)} |"
     )
     return "\n".join([*lines, "", WHY])
@@ -75,17 +84,14 @@ def targets(timed: dict[Any, Any], peaks: dict[Any, Any]) -> str:
 
 WHY = """What keeps these from being met, where they are not (`python benchmarks/profile_agf.py` has the layers):
 
-- **`agf` on ResNet-50.** The convolutions that it needs are 5.0 forwards. The rest reads and writes memory:
-  magnitudes of weights and of feature maps, divisions, sums for the conservation report; the factorisation, which since
-  it enters from stride 8 on (its maps are better for it) reads large feature maps and each class's gradients a few
-  times more; and the gradient through a layer whose input a skip connection shares is one more transposed
-  convolution. Magnitudes of weights could be kept between calls, but nothing tells when a weight was changed through
-  `.data`, and an old weight would be a silent error.
+- **`agf` of one class.** Its convolutions and matrix products are 4 forwards. The rest is memory: magnitudes of weights
+  and of feature maps, divisions, sums for the conservation report, the factorisation; and, on networks of many small
+  layers such as EfficientNet-Lite0, the 200 operations of torch at each layer, which take as long as the layer.
 - **Grad-CAM of one image** is little more than a forward pass, and ours writes that pass down to find the layer by
   itself; captum is told the layer. That costs the same for each operation, however small the picture; for several
   classes the one recording serves all of them, and ours is four times faster.
 - **Gradients**: the same forward and backward pass as captum's, and then probabilities, the picture to draw and the
-  report; most cells lie within the noise of three rounds.
+  report.
 - **Integrated gradients** are captum's own, plus the forward pass at the baseline that the report compares with.
 - **SmoothGrad** takes eight noisy copies at once, captum was told to take ten."""
 
@@ -113,7 +119,7 @@ def beside_peers(timed: dict[Any, Any]) -> str:
     ]  # fmt: skip
     for (network, method, batch, classes), (own, peer, library) in sorted(shared(timed).items()):
         ratio = own / peer
-        mark = f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}"
+        mark = f"**{ratio:.2f}**" if ratio > NEAR else f"{ratio:.2f}"
         lines.append(f"| {network} | {method} | {batch} | {classes} | {own:.1f} | {peer:.1f} | {library} | {mark} |")
     failures = sorted({(r["library"], r["method"], r["network"], r["why"]) for r in timed.values() if r["why"]})
     if failures:
@@ -162,4 +168,4 @@ def _met(met: bool) -> str:
 
 
 if __name__ == "__main__":
-    write(bench.HERE / "rows.jsonl", bench.HERE / "RESULTS.md", 2)
+    write(bench.HERE / "rows.jsonl", bench.HERE / "RESULTS.md", 1)

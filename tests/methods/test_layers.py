@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import classlens
-from classlens.core.capture import Node, Places, Tape, Value, record
+from classlens.core.capture import Node, Places, Tape, Value, folded, record
 from classlens.core.rules.linear import linear_map
 from classlens.methods import layers
 from classlens.methods.agf import terms as agf
@@ -19,6 +19,7 @@ from classlens.methods.layers import (
     is_spatial_conv,
     last_layers,
     meets_activation_first,
+    own_gradient,
     spatial_before_flatten,
     token_layers,
 )
@@ -167,6 +168,11 @@ def test_several_layers_may_read_the_image() -> None:
         (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True), (lambda y: y.clamp(0, 6), True),
         (lambda y: y.clamp(max=y.mean()), False), (lambda y: (2 * y).relu(), True), (lambda y: (y / 3).relu(), True),
         (lambda y: (y + 1).relu(), True), (lambda y: (2 * y) + y.relu(), False),
+        (lambda y: torch.cat(y.split(1, 1), 1).relu(), True), (lambda y: torch.cat(y.chunk(2, 1), 1), False),
+        (lambda y: torch.cat(y.chunk(2, 1)[::-1], 1).relu(), False),
+        (lambda y: torch.cat(y.chunk(2, 1), 2).relu(), False),
+        (lambda y: torch.cat([y.chunk(2, 1)[0], y.flip(1)], 1).relu(), False),
+        (lambda y: (y.chunk(2, 1)[0] + 1).relu(), False), (lambda y: sum(y.split(1, 1)).relu(), False),
     ],
 )  # fmt: skip
 def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], meets: bool) -> None:
@@ -478,3 +484,42 @@ def test_a_flattened_piece_of_an_image_is_no_map_of_it() -> None:
     tape = parts(do, fc=nn.Linear(12, 2))
     (fc,) = [node for node in tape.nodes if node.op == "linear"]
     assert spatial_before_flatten(tape, fc.inputs[0]) is None
+
+
+class Shared(nn.Module):
+    """A value that a layer, and something else, reads; what makes the layer's weight differs."""
+
+    def __init__(self, weight: str) -> None:
+        super().__init__()
+        self.first, self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.weight = weight
+        self.norm.running_mean.uniform_(-1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        weight = self.conv.weight
+        if self.weight == "computed":
+            weight = weight / weight.norm()
+        elif self.weight == "of the value":
+            weight = weight * y.mean()
+        inside = F.pad(y, [1, 1, 1, 1]) if self.weight == "padded apart" else y
+        z = F.conv2d(inside, weight, self.conv.bias, padding=0 if self.weight == "padded apart" else 1)
+        return (self.norm(z).relu() + 3 * y).mean((2, 3))
+
+
+@pytest.mark.parametrize("weight", ["plain", "computed", "padded apart", "of the value"])
+def test_the_gradient_through_a_layer_leaves_out_other_uses_of_its_input(weight: str) -> None:
+    """Here one adjoint of the gradient at the layer's output; ours comes from autograd, where it can be told."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model, x = Shared(weight).double().eval(), torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    tape = folded(record(model, x))
+    (layer,) = [node for node in tape.nodes if node.module in ("", "norm", "conv") and node.op == "conv2d"]
+    cotangents = torch.randn(3, 2, 4, dtype=torch.float64)
+    (point,) = gradient_points(tape, [layer])
+    gradients = tape.gradients(cotangents, [point, layer.outputs[0]])
+    found = linear_map(layer)
+    slow = found.adjoint(gradients[layer.outputs[0]], found.weight)
+    assert torch.allclose(own_gradient(tape, layer, gradients), slow, atol=1e-12)
+    assert (point is layer) == (weight != "of the value")
+    assert slow.abs().max() > 0

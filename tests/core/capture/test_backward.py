@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -97,3 +99,24 @@ def test_a_norm_that_reads_an_odd_layout(method: str) -> None:
     assert not record(plain, x).odd
     wanted, found = (classlens.explain(model, x, 1, method).maps for model in (plain, odd))
     assert torch.allclose(wanted, found, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_gradients_of_tensors_are_those_from_their_cotangents() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    y, z, g, h = x.exp(), (x * x).sum(1), torch.randn(2, 3).double(), torch.randn(2).double()
+    (found,) = gradients([y, z], [x], [g, h])
+    assert torch.allclose(found, g * x.exp() + 2 * x * h[:, None])
+    with pytest.raises(ValueError, match=r"a cotangent of shape \(3,\) for an output of \(2, 3\)"):
+        gradients([x.exp()], [x], [g[0]])
+
+
+def test_the_first_explanation_imports_no_algebra() -> None:
+    """torch imports sympy to compare the shapes of outputs and cotangents: a second for nothing."""
+    code = (
+        "import sys, torch, classlens; m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1),"
+        "torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval();"
+        "[classlens.explain(m, torch.rand(1, 3, 8, 8), 1, name) for name in ('agf', 'gradient')];"
+        "print('sympy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

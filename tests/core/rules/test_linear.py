@@ -240,3 +240,33 @@ def test_epsilon_and_gamma_of_contributions_that_cancel() -> None:
     r = torch.ones(1, 1, 1).double()
     assert torch.allclose(linear.epsilon(found, r), torch.tensor([1e6, -1e6]).double())  # eps is 1e-6
     assert torch.allclose(linear.gamma(found, r), torch.tensor([1.25 / 0.25, -1 / 0.25]).double())  # gamma is 1/4
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_adjoints_of_several_weights_are_those_of_each(layer: str) -> None:
+    """In one call where the weights can be stacked: convolutions of any geometry, but without groups."""
+    found, module, r = case(layer)
+    others = found.weight, found.weight.clamp(min=0), found.weight.flip(0)
+    together = found.adjoints(r, *others)
+    for share, w in zip(together, others, strict=True):
+        assert torch.allclose(share, found.adjoint(r, w), atol=1e-12)
+    alone = getattr(module, "groups", 1) == 1 and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    assert found.stacks or not alone
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "dilation"), [(7, 3, 2, 1), (8, 3, 2, 1), (11, 2, 3, 2), (9, 5, 4, 1)]
+)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_positions_that_no_kernel_reads_get_nothing(
+    size: int, kernel: int, stride: int, dilation: int, groups: int, dtype: torch.dtype
+) -> None:
+    """The adjoint is torch's gradient of the convolution, also where the stride leaves a rest at the border."""
+    module = nn.Conv2d(4, 8, kernel, stride, 1, dilation, groups, bias=False).to(dtype)
+    x = torch.randn(2, 4, size, size + 1, dtype=dtype)
+    found = linear_map(record(Layer(module).eval(), x).nodes[-1])
+    r = torch.randn(3, *module(x).shape, dtype=dtype)
+    point = x.clone().requires_grad_()
+    slow = torch.stack([torch.autograd.grad((module(point) * one).sum(), point)[0] for one in r])
+    assert torch.allclose(found.adjoint(r, found.weight), slow, atol=1e-5 if dtype == torch.float32 else 1e-12)

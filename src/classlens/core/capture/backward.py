@@ -30,9 +30,38 @@ def gradients(
     torch gets edges of its graph. With tensors, it would switch modes off for the backward pass, such as the one that
     keeps checkpointed parts in float32.
     """
-    starts, ends = [_edge(one) for one in outputs], [_edge(one) for one in inputs]
+    starts: list[GradientEdge] = []
+    given: list[Tensor | None] = []
+    for one, cotangent in zip(outputs, cotangents, strict=True):
+        seeded = isinstance(one, Tensor)
+        starts.append(_seed(one, cotangent) if isinstance(one, Tensor) else one)
+        given.append(None if seeded else cotangent)
+    ends = [_edge(one) for one in inputs]
     with _in_order(starts, odd):
-        return torch.autograd.grad(starts, ends, cotangents, **options)
+        return torch.autograd.grad(starts, ends, given, **options)
+
+
+def _seed(output: Tensor, cotangent: Tensor) -> GradientEdge:
+    """A number whose gradient at `output` is the cotangent.
+
+    To compare the shapes of outputs and cotangents, torch imports a library for algebra, which takes as long as half of
+    torch. A number needs no cotangent.
+    """
+    if output.shape != cotangent.shape:
+        raise ValueError(f"a cotangent of shape {tuple(cotangent.shape)} for an output of {tuple(output.shape)}")
+    with torch.inference_mode(False), torch.enable_grad():
+        return get_gradient_edge(_Seed.apply(output, cotangent))  # type: ignore[no-untyped-call]
+
+
+class _Seed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, cotangent: Tensor) -> Tensor:
+        ctx.cotangent = cotangent
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.cotangent, None
 
 
 def _edge(one: Tensor | GradientEdge) -> GradientEdge:
@@ -62,7 +91,9 @@ def function_between(output: GradientEdge, value: GradientEdge) -> tuple[Any, in
     Its gradient for that argument is the gradient at the value *through the layer*, also if the value has other uses.
     None if there are several such functions, or if they are not found nearby.
     """
-    found, seen, todo = [], {None, value.node}, [output.node]
+    seen: set[Any] = {None, value.node}
+    todo: list[Any] = [output.node]
+    found = []
     while todo:
         function = todo.pop()
         if function in seen:

@@ -24,7 +24,7 @@ from classlens.core.capture.precision import autocast_off, frees_weights, in_flo
 from classlens.core.capture.probabilities import Ending, WatchesEnding, looks_like_probabilities
 from classlens.core.capture.reading import Reading, inside_of
 from classlens.core.capture.recorder import LOW, Recorder
-from classlens.core.capture.tape import Node, Tape, Value, leaves, value_of
+from classlens.core.capture.tape import Node, Tape, Value, as_output, leaves, value_of
 from classlens.errors import CaptureError, ModelError
 from classlens.machine import onednn_errors
 
@@ -68,7 +68,7 @@ def record(model: nn.Module, images: Tensor, output: Picker | Asking = None) -> 
             recorder, logits, picker, ends = _pass(model, modules, images, output, float32, recorder.obeys)
         if id(logits) not in recorder.values:
             raise CaptureError("the model's output does not depend on the image, so there is nothing to explain")
-        found = recorder.current(logits)
+        found = as_output(recorder.current(logits), logits)
         kept, notes = _prune(recorder.nodes, found), _notes(lower, state.autocast, recorder.number, ends, logits)
         how = recorder.odd, recorder.obeys, ends
         tape = Tape(kept, recorder.image, found, None, float32, recorder.opaque, notes, *how)
@@ -169,7 +169,7 @@ def plain_logits(model: nn.Module, images: Tensor, output: Picker = None) -> Tap
 
 def _without_nodes(image: Tensor, logits: Tensor, known: _Known, autocast: bool) -> Tape:
     return Tape(
-        (), value_of(image), value_of(logits), known.ops, known.float32, known.opaque,
+        (), value_of(image), as_output(value_of(logits), logits), known.ops, known.float32, known.opaque,
         _notes(known.lower, autocast, known.number, known.ends, logits), known.odd, known.obeys, known.ends,
     )  # fmt: skip
 

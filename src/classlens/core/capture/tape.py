@@ -31,6 +31,7 @@ class Value:
     edge: GradientEdge | None  # the edge of this value in autograd's graph; None: no gradient
     shape: torch.Size
     hidden: bool = False  # it was made in a custom autograd function, so that autograd has no gradient of it
+    live: Tensor | None = None  # the tensor with its part of autograd's graph; only of the network's output
 
     @property
     def tensor(self) -> Tensor:
@@ -41,7 +42,12 @@ class Value:
 
     def release(self) -> None:
         """Free the tensor and its part of autograd's graph; only the shape stays."""
-        self.kept, self.edge = _released, None
+        self.kept = _released
+        self.cut()
+
+    def cut(self) -> None:
+        """Free the part of autograd's graph."""
+        self.edge = self.live = None
 
 
 def _released() -> Tensor:
@@ -51,6 +57,13 @@ def _released() -> Tensor:
 def value_of(tensor: Tensor) -> Value:
     """The current value of a tensor."""
     return Value(tensor.detach(), get_gradient_edge(tensor) if tensor.requires_grad else None, tensor.shape)
+
+
+def as_output(value: Value, tensor: Tensor) -> Value:
+    """The value of a tensor, from which gradients will start."""
+    if value.edge is not None and tensor.grad_fn is value.edge.node:
+        value.live = tensor
+    return value
 
 
 def _read(point: Point) -> Value:
@@ -223,17 +236,15 @@ class Tape:
         values = list(dict.fromkeys(_read(point) for point in wanted))
         edges = [value.edge for value in values if value.edge is not None]
         with backward.caught([between for layer in layers if (between := _between(layer)) is not None]) as caught:
-            gradients = backward.gradients(
-                [self.output.edge], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True
-            )
+            output = self.output.edge if self.output.live is None else self.output.live
+            gradients = backward.gradients([output], edges, [cotangent], self.odd, retain_graph=keep, allow_unused=True)
         found: dict[Point, Tensor | None] = dict(zip(values, gradients, strict=True))
         found |= zip(layers, caught, strict=True)
         return [found[point] for point in wanted]
 
     def check_gradients(self, values: Sequence[Value] = ()) -> None:
         """Refuse gradients that autograd would silently get wrong."""
-        if self.output.edge is None:
-            raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
+        self.check_attached()
         if self.opaque:
             raise CaptureError(f"torch has no gradient of the operation {self.opaque}; this method needs one")
         if any(value.hidden for value in values):
@@ -241,6 +252,11 @@ class Tape:
                 "a layer is inside a custom autograd function (reentrant checkpointing is one), where it has no "
                 "gradient of its own; switch the function off (use_reentrant=False), or use a method without gradients"
             )
+
+    def check_attached(self) -> None:
+        """Refuse a network whose output is cut off from the image."""
+        if self.output.edge is None:
+            raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
 
     @contextlib.contextmanager
     def differentiating(self) -> Iterator[None]:

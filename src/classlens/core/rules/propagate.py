@@ -86,13 +86,13 @@ class Ledger:
 
     def absorb(self, relevance: Tensor, weight: float = 1.0) -> None:
         """`weight` times this relevance (K, *shape of the running node's output or input) stays where it is."""
-        self.absorbed = self.absorbed + weight * self.total(relevance)
+        self.absorbed = torch.add(torch.as_tensor(self.absorbed), self.total(relevance), alpha=weight)
 
     def total(self, relevance: Tensor) -> Tensor:
         """(K, B) sums."""
         if self.images == 1:  # the usual case, and no index is needed
             rows = relevance.flatten(3).sum(3) if relevance.dim() > 3 else relevance
-            return rows.flatten(1).sum(1, dtype=torch.float64)[:, None]
+            return rows.flatten(1).sum(1, keepdim=True, dtype=torch.float64)
         return self._axis(relevance).total(relevance, self.images)
 
     def _axis(self, relevance: Tensor) -> Axis:
@@ -261,7 +261,7 @@ def forgetting(tape: Tape, gradients: dict[Point, Tensor] | None = None) -> Call
 
     def forget(node: Node) -> None:
         nonlocal freed
-        tape.output.edge = None  # which holds all of autograd's graph
+        tape.output.cut()  # it holds all of autograd's graph
         if gradients is not None:
             gradients.pop(node, None)
         while ahead:
