@@ -82,9 +82,11 @@ def measured(
         {(layer, n, target): supporting(relevance[layer][find], n) for layer, n in keys}
         | {(layer, n, rival): supporting(theirs[layer], n) for layer, n in keys},
     )
-    own = {(layer, n, target): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys}
+    own: Candidates = {
+        (layer, n, target): supporting(relevance[layer][sorted([*find, *select])], n) for layer, n in keys
+    }
     foreign = {key: support for key, support in before.items() if key[:2] in keys}
-    judged = carried(judge, own | foreign)
+    judged = carried(judge, {**own, **foreign})
     other = {key[:2]: sum(judged[key]) / 2 for key in foreign}
     return [
         {
@@ -256,8 +258,8 @@ def planted(arguments: argparse.Namespace) -> None:
                 ("as it was", loaded),
                 ("refitted", with_sticker_for(loaded, dataset, label, index)),
             ):
-                side = tuple(network.preprocess(dataset.picture(dataset.items[0])).shape[1:])
-                asked = replace(network, preprocess=replace(network.preprocess, resize=side, crop=None))
+                height, width = network.preprocess(dataset.picture(dataset.items[0])).shape[1:]
+                asked = replace(network, preprocess=replace(network.preprocess, resize=(height, width), crop=None))
                 try:
                     row = sticker_row(asked, index, Path(folder), *drawn)
                 except DataError as error:

@@ -297,24 +297,25 @@ def interval(rows: list[Row]) -> str:
 
 
 FIXED = ("signal", "conservation", "excess")  # limits that were set beforehand, by what they mean
-SPARED, SLACK = 0.02, 0.2
+SPARED = 0.05
 EMPTY = {"shuffled": 1.0, "spread": 0.5}  # of a map that ignores the network, and of a constant one
 
 
 def choose(arguments: argparse.Namespace) -> None:
-    """Limits on half A. `good`: what 98 % of the right maps reach, relaxed by a fifth. `bad`: a quarter of that.
+    """Limits on half A. `good`: what 95 % of the right maps reach that pass the fixed limits. `bad`: a quarter of that.
 
     Where less is better, `bad` is halfway from `good` to the value of an empty map.
     """
-    right = [row for row in read(arguments.files) if row["half"] == "A" and row["right"]]
+    fixed = {name: LIMITS[name] for name in FIXED}
+    mine = [row for row in read(arguments.files) if row["half"] == "A" and row["right"]]
+    right = [row for row in mine if judged(row, fixed) == TRUST]
     for name in (name for name in CRITERIA if name not in FIXED):
         values = np.array([row[name] for row in right], float)
         if name in EMPTY:
-            good = np.nanquantile(values, 1 - SPARED) * (1 + SLACK)
+            good = np.nanquantile(values, 1 - SPARED)
             bad = (good + EMPTY[name]) / 2
         else:
-            least = np.nanquantile(values, SPARED)
-            good = least - SLACK * abs(least)
+            good = np.nanquantile(values, SPARED)
             bad = good / 4
         print(
             f"{name:12} good={good:.2f} bad={bad:.2f}   right maps: {np.nanmin(values):.2f} to {np.nanmax(values):.2f}"

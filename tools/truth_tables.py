@@ -4,6 +4,7 @@
     python tools/truth_tables.py RUN [RUN ...]
 
 ▲ and ▼: better and worse than agf on the same pictures, beyond the 95 % interval of the difference.
+The second line has the intervals of agf's own scores.
 """
 
 from __future__ import annotations
@@ -76,11 +77,21 @@ def table(test: str, scores: Lines, differences: Lines) -> str:
             for places in ([(key, method, model) for model in models] for key in columns.values())
         ]
         lines.append(f"| {method} | {' | '.join(cells)} |")
+        if method == "agf":
+            ends = [" ".join(_interval(scores.get((key, method, model)), DIGITS.get(test, 1)) for model in models)
+                    for key in columns.values()]  # fmt: skip
+            lines.append(f"| … 95 % | {' | '.join(ends)} |")
     return "\n".join(lines)
 
 
 def _cell(score: Line | None, difference: Line | None, digits: int) -> str:
     return "–" if score is None or score["value"] == "" else marked(score, difference, digits)
+
+
+def _interval(score: Line | None, digits: int) -> str:
+    if score is None or not score["low"]:
+        return "–"
+    return "{}…{}".format(*(f"{float(score[end]):.{digits}f}".replace("-", "−") for end in ("low", "high")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 import classlens
 from classlens.choice import Chosen, measure
-from classlens.choice.contest import CANDIDATES, DEFAULT, NAMES, wanted_methods
+from classlens.choice.contest import CANDIDATES, DEFAULT, wanted_methods
 from classlens.cli import main
 from classlens.data.divide import half_of
 from classlens.errors import DataError, MethodError, ModelError
@@ -125,7 +125,7 @@ def unsure() -> classlens.LoadedModel:
         ({"methods": "gradcam(shalower=2)"}, MethodError, "no option 'shalower'"),
         ({"methods": "agf"}, MethodError, "nothing to choose from"),
         ({"methods": "legrad"}, MethodError, "nothing to choose from: legrad"),
-        ({"tests": ["beauty"]}, SettingsError, "choose from masks, deletion, pointing, stability"),
+        ({"tests": ["beauty"]}, SettingsError, "choose from deletion, masks, grids, stability"),
         ({"tests": []}, SettingsError, "no test was given"),
         ({"tests": ["masks"]}, DataError, "has no masks"),
         ({"limit": 5}, DataError, "has 5 pictures for half A; a choice needs at least 10 in each half"),
@@ -161,12 +161,12 @@ def test_grids_need_pictures_of_different_classes(pictures: Path, tmp_path: Path
         tmp_path,
         tmp_path / "run",
         methods="gradcam",
-        tests=["pointing", "stability"],
+        tests=["grids", "stability"],
         limit=FEW,
     )
     assert set(made.a.scores) == {"repeatability"}
     assert made.notes == (
-        "pointing is left out: half A has 0 of the 5 grids of confidently recognised pictures that it needs",
+        "grids is left out: half A has 0 of the 5 grids of confidently recognised pictures that it needs",
     )
 
 
@@ -174,7 +174,9 @@ def test_the_candidates_answer_every_question() -> None:
     """A method for `auto` must serve regions, boxes and contrasts too, or explain would refuse them."""
     assert all(METHODS[name].scalars and METHODS[name].family != "controls" for name in CANDIDATES)
     assert wanted_methods("gradcam, layercam") == (DEFAULT, "gradcam", "layercam")
-    assert all(TESTS[name].picture_score and TESTS[name].picture_score_name for name in NAMES)
+    deciding = [test for test in TESTS.values() if test.chooses]
+    assert [test.chooses for test in deciding] == ["deletion", "masks", "grids", "stability"]
+    assert all(test.picture_score and test.picture_score_name for test in deciding)
 
 
 # ----------------------------------------------------------------------------------------------------------- stored

@@ -79,7 +79,7 @@ def test_the_text_says_where_half_b_disagrees() -> None:
         said := verdict("net", "b", "b", "agf", ranks, [won, Duel("b", "c", {"pointing": BEHIND})])
     )
     assert said.endswith(
-        "Against the runner-up, on half B: b is ahead of c in no test; behind in pointing (-4.0 [-7.0, -1.0])."
+        "Against the runner-up, on half B: b is ahead of c in no test; behind in grids (-4.0 [-7.0, -1.0])."
     )
     # The default may lead on half A and lose on half B: that is said too.
     assert "behind in masks" in verdict("net", "agf", "agf", "agf", ranks, [Duel("agf", "b", {"segmentation": BEHIND})])

@@ -63,6 +63,7 @@ def test_amounts_are_the_minimum() -> None:
 def test_more_directions_than_the_rows_hold() -> None:
     u, w = factorise(torch.ones(5, 3).double(), 3)
     torch.testing.assert_close(u @ w, torch.ones(5, 3).double(), atol=1e-4, rtol=0)
+    assert (u.sum(0) > 0).tolist() == [True, False, False]
 
 
 def test_rows_without_evidence_have_no_amounts() -> None:

@@ -123,10 +123,10 @@ def test_half_a_chooses_and_half_b_measures() -> None:
         found.flat[:wrong] = 1 - found.flat[:wrong]
         return found
 
-    tried = [Setting(t) for t in (0.2, 0.4, 0.6)]
-    made = measure(halves, truth, labelled, 1, 0, tried)
-    assert made.best == Setting(0.2)
-    assert made.on_a["none"] == 100
+    made = measure(halves, truth, labelled, 1, 0)
+    assert made.best == Setting(0.2)  # of equals, without the walk
+    assert made.on_a == {"none": 100, "walk": 100}
+    assert measure(halves, truth, labelled, 1, 0, Setting(0.4, "walk")).best == Setting(0.4, "walk")
     both = either = np.zeros(2)
     for name in halves[1]:
         guess = labelled(name, Setting(0.2))

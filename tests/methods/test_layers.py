@@ -168,6 +168,11 @@ def test_several_layers_may_read_the_image() -> None:
         (lambda y: torch.cat([y, torch.ones(2, 4, 4, 4)], 1).relu(), True), (lambda y: y.clamp(0, 6), True),
         (lambda y: y.clamp(max=y.mean()), False), (lambda y: (2 * y).relu(), True), (lambda y: (y / 3).relu(), True),
         (lambda y: (y + 1).relu(), True), (lambda y: (2 * y) + y.relu(), False),
+        (lambda y: torch.cat(y.split(1, 1), 1).relu(), True), (lambda y: torch.cat(y.chunk(2, 1), 1), False),
+        (lambda y: torch.cat(y.chunk(2, 1)[::-1], 1).relu(), False),
+        (lambda y: torch.cat(y.chunk(2, 1), 2).relu(), False),
+        (lambda y: torch.cat([y.chunk(2, 1)[0], y.flip(1)], 1).relu(), False),
+        (lambda y: (y.chunk(2, 1)[0] + 1).relu(), False), (lambda y: sum(y.split(1, 1)).relu(), False),
     ],
 )  # fmt: skip
 def test_whether_an_activation_comes_first(after: Callable[[Tensor], Tensor], meets: bool) -> None:

@@ -26,8 +26,7 @@ CANDIDATES = (
 """Methods of several families that answer every question and cost at most a dozen forward passes. Those that need
 attention are tried on networks with attention only."""
 
-NAMES = {"segmentation": "masks", "perturbation": "deletion", "pointing": "pointing", "repeatability": "stability"}
-"""The tests, as tables call them."""
+MASKS, DELETION = "masks", "deletion"
 HALVES = ("A", "B")
 LIMIT = 40  # images of each half
 LEAST_PICTURES, LEAST_GRIDS = 10, 5  # of each half
@@ -75,14 +74,15 @@ def contest(
 
 def wanted_tests(tests: Sequence[str] | None, dataset: Dataset) -> tuple[str, ...]:
     """The tests by their names in the registry, from names such as "masks"; by default those that suit the data."""
+    known = {test.chooses: name for name, test in TESTS.items() if test.chooses}
     if tests is None:
-        return ("segmentation" if dataset.has_masks else "perturbation", "pointing", "repeatability")
-    known = {short: name for name, short in NAMES.items()}
+        left_out = DELETION if dataset.has_masks else MASKS
+        return tuple(name for short, name in known.items() if short != left_out)
     for test in tests:
         if test not in known:
             raise SettingsError(f"there is no test {test!r} for a choice; choose from {', '.join(known)}")
-        if test == "masks" and not dataset.has_masks:
-            raise DataError(f"{dataset.name} has no masks; leave out the test masks")
+        if test == MASKS and not dataset.has_masks:
+            raise DataError(f"{dataset.name} has no masks; leave out the test {MASKS}")
     if not tests:
         raise SettingsError(f"no test was given; choose from {', '.join(known)}")
     return tuple(known[test] for test in dict.fromkeys(tests))
@@ -138,7 +138,7 @@ def _refusal(network: Network, image: torch.Tensor, method: str) -> str:
 
 def title(test: str) -> str:
     """A test, as tables call it."""
-    return NAMES.get(test, test)
+    return TESTS[test].chooses or test
 
 
 def about(test: str) -> str:

@@ -66,7 +66,7 @@ def choose(
 
     The tests are masks, if the data have them, or else deletion; pointing in grids of the pictures; and stability. The
     default, agf, stays unless half B confirms that another method is better. `methods` are those to try, `tests` those
-    that decide (some of masks, deletion, pointing, stability), `limit` is for each half. `out` is a folder for the
+    that decide (some of masks, deletion, grids, stability), `limit` is for each half. `out` is a folder for the
     scores and a page; with it, a stopped run resumes. `preprocess`, for a network in memory, is a
     `classlens.models.Preprocess`.
     """

@@ -45,8 +45,8 @@ def choose(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="The tests that decide, separated by commas: masks, deletion, pointing, stability.  [default: masks "
-            "or, without masks, deletion; pointing; stability]",
+            help="The tests that decide, separated by commas: masks, deletion, grids, stability.  [default: masks "
+            "or, without masks, deletion; grids; stability]",
             show_default=False,
         ),
     ] = None,

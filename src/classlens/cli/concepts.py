@@ -59,8 +59,9 @@ def concepts(
 
     A concept is a direction in the features of a layer. It is shown with its share of the evidence, where it is in the
     image, and the images of the folder in which it gives most evidence. This costs one forward pass for each image of
-    the folder (with labels: of the class), and 200 to 500 more. What was computed is kept in DIR/index, so a stopped
-    run resumes, and a second image of the class costs one forward pass and eight sweeps.
+    the folder (with labels: of the class), and 1,000 to 3,000 more; most of them run only a part of the network. What
+    was computed is kept in DIR/index, so a stopped run resumes, and a second image of the class costs at most a
+    hundred forward passes and eight sweeps.
     """
     if image is None:
         check_method(method)

@@ -56,8 +56,8 @@ def report(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Also show what classes are made of (see `classlens concepts`): 200 to 500 more forward passes per "
-            "class with at least 6 images. DIR keeps what was computed, so that a stopped report resumes.",
+            help="Also show what classes are made of (see `classlens concepts`): 1,000 to 3,000 more forward passes "
+            "per class with at least 6 images. DIR keeps what was computed, so that a stopped report resumes.",
         ),
     ] = None,
     device: Device = "auto",

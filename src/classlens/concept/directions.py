@@ -19,7 +19,7 @@ from torch import Tensor
 from classlens.concept.factorise import amounts_of, factorise
 from classlens.methods.tail import Tail
 
-COUNTS = (1, 2, 3, 4, 5, 6, 8, 10)  # how many concepts for the class may be found
+COUNTS = (3, 4, 5, 6, 8, 10)  # how many concepts for the class may be found; fewer would not divide it
 ENOUGH = 0.95  # the fewest concepts that carry this share of what the most would carry are chosen
 _MOST_ROWS = 2000  # places that are factorised: those with the most relevance
 

@@ -20,12 +20,15 @@ _LOOK = 10  # rounds between two looks at the error
 _SETTLED = 3e-4  # relative change of the error between two looks at which the solver stops
 _STILL = 1e-4  # the same of the amounts, where the directions are fixed
 _FLOOR = 1e-2  # of the mean: what a factor has at least at the start, because a product with 0 stays 0
+_RANK = 1e-6  # of the largest singular value: those below are rounding errors
 _TINY = 1e-30  # far above the numbers that are slow
 
 
 def factorise(x: Tensor, count: int, rounds: int = _ROUNDS) -> tuple[Tensor, Tensor]:
     """(U, W): amounts (n,M), and directions (M,C) that each sum to 1."""
-    u, w = ((one + _FLOOR * one.mean()).to(x) for one in _start(x.double(), count))
+    u, w = (one.to(x) for one in _start(x.double(), count))
+    there = u.sum(0) > 0  # fewer than `count` where X holds no more: the others stay 0
+    u, w = u + _FLOOR * u.mean() * there, w + _FLOOR * w.mean() * there[:, None]
     before = torch.inf
     for done in range(1, rounds + 1):
         u *= _share(x, u, w) @ w.T / (w.sum(1) + _TINY)
@@ -75,6 +78,6 @@ def _start(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         sides = [(left.clamp(min=0), right.clamp(min=0)), ((-left).clamp(min=0), (-right).clamp(min=0))]
         a, b = max(sides, key=lambda side: float(side[0].norm() * side[1].norm()))
         scale = (size * a.norm() * b.norm()).sqrt()
-        if scale > 0:
+        if scale > _RANK * values[-1].clamp(min=0).sqrt():
             u[:, j], w[j] = scale * a / a.norm(), scale * b / b.norm()
     return u, w

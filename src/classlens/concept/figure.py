@@ -69,7 +69,10 @@ def figure(found: Concepts) -> Figure:
             y += _BETWEEN
         _row(page, found, one, left, y)
         y += _TILE + _GAP
-    about = found.method, found.model, f"layer {found.layer}, {found.grid[0]} x {found.grid[1]}"
+    rest = f"{percent(max(found.rest, 0.0))} of the evidence is in none of them"
+    if not against:
+        rest += ", hardly any is against the class"
+    about = rest, found.method, found.model, f"layer {found.layer}, {found.grid[0]} x {found.grid[1]}"
     if found.picture is None:  # no map, so no colours to read
         caption(page.fig, _carried(found), about)
     else:
@@ -145,8 +148,7 @@ def _short(label: str) -> str:
 
 
 def _carried(found: Concepts) -> str:
-    here = "in this picture" if found.picture is not None else "in these pictures"
     return (
         f"found in {found.pictures} pictures; such concepts carry {percent(found.carried)} of the class's score"
-        f"{found.beside}; {percent(max(found.rest, 0.0))} of the evidence {here} is in none of them"
+        f"{found.beside}"
     )

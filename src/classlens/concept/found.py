@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOR, AGAINST = 4, 2  # concepts of a picture that are shown
+_LEAST = 0.005  # of the evidence: a smaller share would be written as <1 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,8 +263,8 @@ def _in_picture(subject: Subject, gathered: Gathered, basis: _Basis, image: Any)
 
 
 def _strongest(shares: Tensor, signs: Sequence[int], most: int, only: int = 0) -> list[int]:
-    """Concepts by share, those for the class first; none without a share."""
-    wanted = [m for m, sign in enumerate(signs) if only in (0, sign) and shares[m] != 0]
+    """Concepts by share, those for the class first; none with hardly a share."""
+    wanted = [m for m, sign in enumerate(signs) if only in (0, sign) and abs(float(shares[m])) >= _LEAST]
     return sorted(wanted, key=lambda m: (-signs[m], -abs(float(shares[m]))))[:most]
 
 

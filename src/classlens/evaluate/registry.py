@@ -262,6 +262,8 @@ class Test:
     """One number in [0,1] for each row, to find images on which methods disagree; the rows need `explained`, a class
     or a list of classes, whose maps are drawn."""
     picture_score_name: str = ""
+    chooses: str = ""
+    """Its name in `classlens choose`, which ranks methods by `picture_score`; none: it has no part in that."""
     proof: tuple[str, ...] = ()
     """The metrics that the quick proof `classlens evaluate truth` shows; none: it is not part of it."""
     rows_as: str = ""  # another test with the same kind of rows

@@ -14,14 +14,13 @@ from classlens.evaluate.metrics import Metric
 from classlens.evaluate.stats import Estimate
 from classlens.evaluate.store import arrow
 from classlens.evaluate.tests.segmentation import METRICS, overlaps
-from classlens.masks.labels import REFINEMENTS, THRESHOLDS, Setting
+from classlens.masks.labels import NONE, REFINEMENTS, THRESHOLDS, WALK, Setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Labelled = Callable[[str, Setting], NDArray[np.uint8]]  # picture, setting -> its labels
 MIOU: Metric = next(metric for metric in METRICS if metric.name == "mIoU")
-TRIED = tuple(Setting(threshold, refine) for refine in REFINEMENTS for threshold in THRESHOLDS)
 
 
 @dataclass(frozen=True)
@@ -41,22 +40,42 @@ class Measured:
 
 def measure(
     halves: tuple[Sequence[str], Sequence[str]], truth: Mapping[str, NDArray[np.uint8]], labelled: Labelled,
-    classes: int, seed: int, tried: Sequence[Setting] = TRIED, tick: Callable[[], None] = lambda: None,
+    classes: int, seed: int, given: Setting | None = None, tick: Callable[[], None] = lambda: None,
 ) -> Measured:  # fmt: skip
-    """Try settings on the pictures of half A; for each refinement, measure the best one on half B."""
+    """Try settings on the pictures of half A; for each refinement, measure the best one on half B.
+
+    A random walk takes longer, so it is tried at the best threshold without it and at the next ones only.
+    """
 
     def rows(names: Sequence[str], setting: Setting) -> pa.Table:
         return table(names, [overlaps_of(truth[name], labelled(name, setting), classes) for name in names])
 
     score = dict[Setting, float]()
-    for setting in tried:
-        score[setting] = MIOU.estimate(rows(halves[0], setting), seed).value
-        tick()
-    refinements = dict.fromkeys(setting.refine for setting in tried)
-    best = {name: max((s for s in tried if s.refine == name), key=lambda s: score[s]) for name in refinements}
+
+    def best_of(tried: Sequence[Setting]) -> Setting:
+        for setting in tried:
+            score[setting] = MIOU.estimate(rows(halves[0], setting), seed).value
+            tick()
+        return max(tried, key=lambda setting: score[setting])
+
+    if given is not None:
+        best = {given.refine: best_of([given])}
+    else:
+        plain = best_of([Setting(threshold) for threshold in THRESHOLDS])
+        best = {NONE: plain, WALK: best_of([Setting(threshold, WALK) for threshold in nearest(plain.threshold)])}
     rows_b = {name: rows(halves[1], setting) for name, setting in best.items()}
     on_b = {name: MIOU.estimate(found, seed) for name, found in rows_b.items()}
     return Measured(best, {name: score[setting] for name, setting in best.items()}, on_b, rows_b)
+
+
+def nearest(threshold: float) -> tuple[float, ...]:
+    """A threshold and those beside it.
+
+    >>> nearest(0.01), nearest(0.3)
+    ((0.01, 0.02), (0.25, 0.3, 0.35))
+    """
+    place = THRESHOLDS.index(threshold)
+    return THRESHOLDS[max(0, place - 1) : place + 2]
 
 
 def overlaps_of(truth: NDArray[np.uint8], guess: NDArray[np.uint8], classes: int) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from classlens.errors import DataError, ImageError
 from classlens.evaluate.manifest import versions
 from classlens.evaluate.stats import Estimate
 from classlens.masks import write
-from classlens.masks.labels import REFINEMENTS, Setting, labels
-from classlens.masks.measure import MIOU, TRIED, Measured, measure
+from classlens.masks.labels import REFINEMENTS, THRESHOLDS, Setting, labels
+from classlens.masks.measure import MIOU, Measured, measure
 from classlens.masks.seeds import seeds
 from classlens.masks.subject import Asked, asked
 from classlens.methods import check_options, resolve
@@ -186,7 +186,7 @@ def _measured(
     if min(len(a), len(b)) < LEAST:
         return {}, [f"There are fewer than {LEAST} pictures with drawn masks in a half, so nothing was measured."]
     truth = {name: work.subject.truth(item) for name, item in by_name.items()}
-    tried = TRIED if given is None else (given,)
+    steps = 1 if given is not None else len(THRESHOLDS) + 3
     found = {}
     for method, kept in maps.items():
 
@@ -194,8 +194,8 @@ def _measured(
             return work.labelled(by_name[name], kept[name], setting)
 
         with reporting(progress):
-            tick = ticker(len(tried), f"settings for {method}")
-        found[method] = measure((a, b), truth, labelled, len(work.subject.names), seed, tried, tick)
+            tick = ticker(steps, f"settings for {method}")
+        found[method] = measure((a, b), truth, labelled, len(work.subject.names), seed, given, tick)
     return found, []
 
 

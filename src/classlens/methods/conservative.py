@@ -46,6 +46,7 @@ class Altered:
 
     def run(self, start: Tensor, wanted: Sequence[Value] = ()) -> Tensor:
         """(K,B,C,H,W): the gradient at the image; those at `wanted` are kept in `at`."""
+        self.tape.check_attached()
         keep = set(wanted)
         weights = {one.node.outputs[0] for one in self.found if one.node.op == "softmax"}
 

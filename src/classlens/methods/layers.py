@@ -32,6 +32,7 @@ from classlens.methods.places import convolution
 
 _ACTIVATIONS, _NORMS, _RESHAPES = of_kind(Kind.ACTIVATION), of_kind(Kind.NORM), of_kind(Kind.RESHAPE)
 _COPIES = of_kind(Kind.SAME, Kind.COPY)
+_JOINS = of_kind(Kind.JOIN)
 # Each output value is one of the input values.
 _MOVES = _COPIES | of_kind(Kind.RESHAPE, Kind.MOVE, Kind.JOIN, Kind.CHOICE, Kind.MAX_POOL, Kind.MAXIMUM, Kind.MINIMUM)
 # Sums of live values, however they are written (`a + b`, `stack().sum(0)`, a mean, a pool): Def. 1 with signed values.
@@ -101,10 +102,24 @@ def meets_activation_first(tape: Tape, node: Node) -> bool:
         (user,) = users
         if user.op in _ACTIVATIONS:
             return True
+        if (whole := _joined_again(tape, user)) is not None:
+            value = whole
+            continue
         alone = len(user.inputs) == 1 and user.op not in SEVERAL_OUTPUTS
         if user.op not in _NORMS and not (alone and user.op in _MOVES | _ARITHMETIC):  # scaling is a norm by hand
             return False
         value = user.outputs[0]
+
+
+def _joined_again(tape: Tape, node: Node) -> Value | None:
+    """The value that holds all pieces of a split side by side, as they were before; None for anything else."""
+    users = {user for piece in node.outputs for user in tape.consumers.get(piece, [])}
+    if node.op not in SEVERAL_OUTPUTS or len(users) != 1:
+        return None
+    (user,) = users
+    whole = user.outputs[0]
+    same = user.inputs == node.outputs and whole.shape == node.inputs[0].shape
+    return whole if user.op in _JOINS and same and torch.equal(whole.tensor, node.inputs[0].tensor) else None
 
 
 def spatial_before_flatten(tape: Tape, value: Value) -> tuple[int, ...] | None:

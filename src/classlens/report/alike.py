@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from classlens.report.measure import Floats
 
 SIDE, STEP = 4, 1  # of the windows, in cells
-EVIDENCE = 0.15  # of a picture's evidence: the least that a window holds
-SAME = 0.6  # likeness of two pictures in a window, in [-1,1]: of one pattern
+EVIDENCE = 0.1  # of a picture's evidence: the least that a window holds
+SAME = 0.8  # likeness of two pictures in a window, in [-1,1]; of two things of one kind it is hardly ever so high
 
 Chosen = NDArray[np.intp]
 

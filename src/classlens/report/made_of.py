@@ -1,7 +1,7 @@
 """The section on concepts: what the classes of a report are made of, and what two confused classes share.
 
-It is made only if it is asked for: each class costs hundreds of forward passes. What was computed is kept in a folder,
-so that a stopped report resumes.
+It is made only if it is asked for: each class costs a thousand forward passes and more. What was computed is kept in a
+folder, so that a stopped report resumes.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-EXCESS = Limits(good=1.5, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
-CORRESPONDENCE = Limits(good=0.5, bad=0.1)
+EXCESS = Limits(good=2.0, bad=math.inf)  # never the reason to call a map bad: it is the tests that say little then
+CORRESPONDENCE = Limits(good=0.29, bad=0.07)
 
 
 def _of_quarters(m: Measures) -> str:
@@ -72,12 +72,12 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "spread": Criterion(
-        Limits(good=0.32, bad=0.41),
+        Limits(good=0.27, bad=0.39),
         lambda m: m.spread,
         lambda m: f"half of the evidence takes up {_percent(m.spread)} of the picture",
     ),
     "removal": Criterion(
-        Limits(good=0.25, bad=0.06),
+        Limits(good=0.14, bad=0.04),
         lambda m: m.removal,
         lambda m: (
             f"without the marked places {_percent(m.removed)} of the class is left, without as much elsewhere "
@@ -85,7 +85,7 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "sufficiency": Criterion(
-        Limits(good=0.30, bad=0.08),
+        Limits(good=0.39, bad=0.10),
         lambda m: m.sufficiency,
         lambda m: (
             f"the marked places alone hold {_percent(m.kept)} of the class, as much elsewhere "
@@ -103,7 +103,7 @@ CRITERIA: dict[str, Criterion] = {
     ),
     "correspondence": Criterion(CORRESPONDENCE, lambda m: m.correspondence, _of_quarters),
     "stability": Criterion(
-        Limits(good=0.73, bad=0.18),
+        Limits(good=0.91, bad=0.23),
         lambda m: m.stability,
         lambda m: (
             f"the maps of slightly changed pictures correlate with this one by {m.stability:.2f} "
@@ -111,12 +111,12 @@ CRITERIA: dict[str, Criterion] = {
         ),
     ),
     "shuffled": Criterion(
-        Limits(good=0.82, bad=0.91),
+        Limits(good=0.64, bad=0.82),
         lambda m: m.shuffled,
         lambda m: f"the map of a network with shuffled weights correlates with this one by {m.shuffled:.2f}",
     ),
     "agreement": Criterion(
-        Limits(good=0.51, bad=0.13),
+        Limits(good=0.66, bad=0.16),
         lambda m: m.agreement,
         lambda m: "other methods agree by " + ", ".join(f"{value:.2f} ({name})" for name, value in m.others.items()),
     ),

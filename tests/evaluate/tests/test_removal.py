@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from parts import draw_parts, make, picture
@@ -34,6 +35,14 @@ def test_the_curve_is_that_of_the_network_without_the_channels() -> None:
             slow = model(images[row : row + 1]).double().softmax(1)[0, 0]
         assert float(found[row, -1]) == pytest.approx(float(slow), abs=1e-5)
     assert float(found[0, 0]) > float(found[0, -1])
+
+
+def test_the_area_is_the_mean_height_beside_that_of_the_clean_image() -> None:
+    """Curves that are straight over the removed fraction: their mean height is that in the middle."""
+    at = (0.0, *removal.FRACTIONS)
+    straight = [[0.5 for _ in at], [0.8 - 0.8 * fraction for fraction in at]]
+    found = removal.area(pa.table({"relevance": straight}), "relevance")
+    assert found.tolist() == pytest.approx([1.0, 0.75])  # (0.8 + 0.4) / 2 / 0.8
 
 
 def test_a_run(tmp_path: Path) -> None:

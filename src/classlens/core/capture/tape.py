@@ -244,8 +244,7 @@ class Tape:
 
     def check_gradients(self, values: Sequence[Value] = ()) -> None:
         """Refuse gradients that autograd would silently get wrong."""
-        if self.output.edge is None:
-            raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
+        self.check_attached()
         if self.opaque:
             raise CaptureError(f"torch has no gradient of the operation {self.opaque}; this method needs one")
         if any(value.hidden for value in values):
@@ -253,6 +252,11 @@ class Tape:
                 "a layer is inside a custom autograd function (reentrant checkpointing is one), where it has no "
                 "gradient of its own; switch the function off (use_reentrant=False), or use a method without gradients"
             )
+
+    def check_attached(self) -> None:
+        """Refuse a network whose output is cut off from the image."""
+        if self.output.edge is None:
+            raise CaptureError("the model's output has no gradient (a part of it is detached); this method needs one")
 
     @contextlib.contextmanager
     def differentiating(self) -> Iterator[None]:

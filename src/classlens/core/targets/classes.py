@@ -40,7 +40,7 @@ def class_index(item: Any, outputs: int, labels: Sequence[str] | None) -> int:
         item = int(item)
     if isinstance(item, str):
         raise TargetError(f"the model has no class names, so {item!r} cannot be found; give an index 0..{outputs - 1}")
-    if not isinstance(item, Integral) or isinstance(item, bool):
+    if isinstance(item, bool) or not isinstance(item, Integral):
         raise TargetError(f"a class is an index or a name, not {item!r}")
     index = int(item)  # of NumPy's whole numbers too
     Class(index).fits(outputs)

@@ -16,7 +16,9 @@ from classlens.core.targets.numbers import Number
 from classlens.core.targets.questions import Question
 from classlens.errors import TargetError
 
-Targets = None | int | str | Top | Above | Tensor | Scalar | Question | Sequence[Any]
+Targets = (
+    None | int | str | Top | Above | Tensor | np.ndarray[Any, Any] | np.generic | Scalar | Question | Sequence[Any]
+)
 
 
 def resolve_targets(

@@ -279,6 +279,7 @@ register(
         panels=_panels,
         picture_score=_order_matters,
         picture_score_name="how much the probability of the class depends on the order in which pixels are removed",
+        chooses="deletion",
         place=10,
     )
 )

@@ -76,6 +76,7 @@ register(
             "share."
         ),
         rows_as=segmentation.TEST.name,
+        chooses="",
         options=NoOptions,
         needs=frozenset({"neighbour"}),
         variants=_variants,

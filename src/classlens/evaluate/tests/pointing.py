@@ -257,6 +257,7 @@ register(
         group="grid",
         picture_score=lambda rows: floats(rows, "share"),
         picture_score_name="the share in the right cell",
+        chooses="grids",
         place=30,
     )
 )

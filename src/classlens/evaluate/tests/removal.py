@@ -99,8 +99,8 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 def area(rows: pa.Table, order: str) -> Floats:
     """The mean height of each curve, by trapezoids over the removed fraction, with that of the clean image as 1."""
     curves = lists(rows, order)
-    width = FRACTIONS[-1]
-    found: Floats = np.trapezoid(curves, (0.0, *FRACTIONS), axis=1) / width / curves[:, 0]
+    widths = np.diff((0.0, *FRACTIONS))
+    found: Floats = (curves[:, 1:] + curves[:, :-1]) / 2 @ widths / widths.sum() / curves[:, 0]
     return found
 
 

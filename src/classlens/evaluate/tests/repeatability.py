@@ -220,6 +220,7 @@ register(
         panels=_panels,
         picture_score=_mean_overlap,
         picture_score_name="the overlap of the highest fifth of the map with that of the changed picture",
+        chooses="stability",
         proof=("correlation, shift", "correlation, jpeg"),
         place=47,
     )

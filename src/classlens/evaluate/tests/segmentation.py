@@ -279,6 +279,7 @@ TEST = register(
         notes=_notes,
         picture_score=lambda rows: floats(rows, "ap_soft"),
         picture_score_name="AP (soft)",
+        chooses="masks",
         place=20,
     )
 )  # fmt: skip
