@@ -53,8 +53,8 @@ def head(threads: int, device: str) -> str:
         f"# Speed and memory\n\n`make bench`{'' if device == 'cpu' else f' DEVICE={device}'}, {cpu}; {versions}.\n\n"
         "All times are multiples of the network's own plain forward pass of the same batch, measured in one process in "
         "turns with it; the median of the rounds, and the smallest and the largest in brackets where they matter. "
-        f"{clock} Networks of 224 x 224 pixels. Integrated gradients and SmoothGrad take {bench.STEPS} steps everywhere. "
-        "Other libraries explain one class a call, so five classes are five calls."
+        f"{clock} Networks of 224 x 224 pixels. Integrated gradients and SmoothGrad take {bench.STEPS} steps "
+        "everywhere. Other libraries explain one class a call, so five classes are five calls."
     )
 
 
