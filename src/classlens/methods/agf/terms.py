@@ -144,8 +144,7 @@ def _sharpness(below: Tensor, most: Tensor) -> Tensor:
     method from beta = 0 finds where it is 1 / LARGEST_WEIGHT, without overshooting. With so few rivals that each weighs
     more even at beta = 0, beta is 0, and the mean of the others is subtracted.
     """
-    finite = torch.where(below > -torch.inf, below, 0)
-    beta = torch.zeros_like(below[..., :1])
+    finite, beta = torch.where(below > -torch.inf, below, 0), torch.zeros_like(below[..., :1])
     for _ in range(_STEPS):
         weights = _weights(beta, below)
         spare = weights.sum(2, keepdim=True) - 1 / LARGEST_WEIGHT
@@ -192,8 +191,7 @@ def residual(x: Tensor, gradient: Tensor, c: Tensor, formula: Formula, options: 
 
     C, averaged over channels, separates the foreground (positive) from the background.
     """
-    partition, nothing = c.mean(2, keepdim=True), c.new_zeros([1] * c.dim())
-    dropped = options.dropped
+    partition, nothing, dropped = c.mean(2, keepdim=True), c.new_zeros([1] * c.dim()), options.dropped
     features = {} if "Fdx" in dropped else {"Fdx": gradient}
     if "Fx" not in dropped and not options.gradcam:
         features["Fx"] = x
@@ -217,7 +215,7 @@ def factorised(y: Tensor, partition: Tensor, formula: Formula) -> Tensor:
 
 
 def factors(features: Sequence[Tensor], partition: Tensor, formula: Formula) -> list[Tensor]:
-    """`factorised` of several features Y, with the algebra of all of them in one go: it costs as much as that of one.
+    """`factorised` of several features Y, with the small algebra of all of them in one go.
 
     The two means are nearly parallel, so the 2x2 solve and the difference of its rows use float64, and the difference
     is computed before the long dot product with H. With W_b and W_f clamped at 0, (W_f - W_b)+ = min(W_f, W_f - W_b)+.
@@ -229,12 +227,12 @@ def factors(features: Sequence[Tensor], partition: Tensor, formula: Formula) -> 
     sets = torch.stack([back, phi > 0], 2).to(phi)  # (K,B,2,N)
     h = [_squashed(y.flatten(3 - partition.dim()), formula) for y in features]  # ([K,]B,C,N)
     sizes = sets.sum(3, keepdim=True).clamp(min=1).double()
-    means = torch.stack([_over_places(one, sets) for one in h]) / sizes  # (Y,K,B,2,C) float64
+    means = torch.stack([_product(sets, one.mT) for one in h]) / sizes  # (Y,K,B,2,C) float64
     gram = means @ means.mT
     inverse = torch.linalg.pinv(gram, hermitian=True) if formula.ridge == 0 else _ridge_inverse(gram, formula.ridge)
     to_rows = inverse.new_tensor([[0.0, 1.0], [-1.0, 1.0]])  # W_f, and W_f - W_b
     rows = ((to_rows @ inverse) @ means).to(phi)
-    found = torch.stack([_over_channels(row, one) for row, one in zip(rows, h, strict=True)]).amin(3).clamp_(min=0)
+    found = torch.stack([_product(row, one) for row, one in zip(rows, h, strict=True)]).amin(3).clamp_(min=0)
     if formula.ridge == 0:  # nothing tells equal means apart, but rounding would, and the division by the maximum
         found = found * ~_equal_means(means, phi.dtype)
     maps = [factor.reshape(partition.shape) for factor in found]
@@ -266,23 +264,12 @@ def _ridge_inverse(gram: Tensor, ridge: float) -> Tensor:
     return adjugate / (b * f - off * off)[..., None, None]
 
 
-def _over_places(h: Tensor, sets: Tensor) -> Tensor:
-    """sum_n sets[s,n] h[c,n] -> (K,B,S,C), without copying h for each class when it is shared."""
-    if h.dim() == sets.dim():
-        return torch.matmul(sets, h.mT)
-    k, s = sets.shape[0], sets.shape[2]
-    rows = sets.transpose(0, 1).flatten(1, 2)  # (B,K*S,N)
-    sums: Tensor = torch.matmul(rows, h.mT).unflatten(1, (k, s))
-    return sums.transpose(0, 1)
-
-
-def _over_channels(rows: Tensor, h: Tensor) -> Tensor:
-    """sum_c rows[r,c] h[c,n] -> (K,B,R,N), likewise."""
+def _product(rows: Tensor, h: Tensor) -> Tensor:
+    """rows (K,B,R,M) times h ([K,]B,M,N) -> (K,B,R,N), without copying h for each class when it is shared."""
     if h.dim() == rows.dim():
         return torch.matmul(rows, h)
     k, r = rows.shape[0], rows.shape[2]
-    stacked = rows.transpose(0, 1).flatten(1, 2)  # (B,K*R,C)
-    sums: Tensor = torch.matmul(stacked, h).unflatten(1, (k, r))
+    sums: Tensor = torch.matmul(rows.transpose(0, 1).flatten(1, 2), h).unflatten(1, (k, r))  # (B,K*R,N)
     return sums.transpose(0, 1)
 
 
@@ -334,8 +321,7 @@ def coarse(seen: Iterable[Tensor], size: Sequence[int]) -> Tensor:
     `seen` has the relevance over positions (K,B,h,w) for each resolution. Each is upsampled and scaled to sum 0 and
     magnitude 1, so that no resolution outweighs another.
     """
-    # Classes take the place of channels: interpolation treats each separately.
-    large = [enlarged(places, size)[:, :, None] for places in seen]
+    large = [enlarged(places, size)[:, :, None] for places in seen]  # classes take the place of channels
     return torch.stack([_centred(one, torch.ones_like(one, dtype=torch.float64)) for one in large]).sum(0)
 
 
