@@ -59,9 +59,7 @@ class Measures:
     removed_elsewhere: float = math.nan  # and without as much elsewhere
     kept: float = math.nan  # what the marked places hold on their own,
     kept_elsewhere: float = math.nan  # and as much elsewhere
-    excess: float = (
-        math.nan
-    )  # the most that any altered picture holds of it; above 1, hiding adds to the class
+    excess: float = math.nan  # the most that any altered picture holds of it; above 1, hiding adds to the class
     correspondence: float = math.nan  # correlation of what is lost without each quarter with the evidence there
     missed: str = ""  # the quarter that matters most beyond its evidence
     stability: float = math.nan  # mean correlation with the maps of the changed pictures
