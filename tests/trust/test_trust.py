@@ -299,24 +299,24 @@ def test_a_class_that_grows_when_parts_are_hidden_is_doubtful_at_best(card: Trus
     assert reason.text == "a picture with hidden parts holds 240 % of the class, so hiding proves little here"
 
 
-def two_red_squares() -> Tensor:
+def three_red_squares() -> Tensor:
     pixels = torch.full((1, 3, 48, 48), 100 / 255)
-    for top, left in ((6, 6), (30, 30)):
+    for top, left in ((6, 6), (30, 30), (30, 6)):
         pixels[..., top : top + 12, left : left + 12] = torch.tensor([200.0, 60.0, 60.0])[:, None, None] / 255
     return pixels
 
 
 def test_a_map_that_leaves_a_cause_out_is_not_trusted_and_the_place_is_named(colours: LoadedModel) -> None:
-    e = explain(colours, colours.preprocess.normalise(two_red_squares()[0])[None], RED, "lrp")
+    e = explain(colours, colours.preprocess.normalise(three_red_squares()[0])[None], RED, "lrp")
     whole = e.trust()
     assert says(whole, "correspondence") == verdict.TRUST, whole
     half = e.maps.clone()
     half[..., 24:, :] = 0
     found = replace(e, maps=half).trust()
     assert says(found, "correspondence") != verdict.TRUST
-    assert found.measures.missed == "bottom-right"
-    assert "the bottom-right matters more" in found.because
-    assert found.measures.removal > 0.25  # what is shown matters; that more does is another question
+    assert found.measures.missed in ("bottom", "bottom-right", "bottom-left")
+    assert f"the {found.measures.missed} matters more" in found.because
+    assert found.measures.removal > 0.14  # what is shown matters; that more does is another question
 
 
 def test_correspondence_by_hand(honest: Explanation, card: Trust) -> None:

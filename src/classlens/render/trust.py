@@ -74,7 +74,7 @@ def _card(axes: Axes, trust: Trust) -> None:
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_title(trust.verdict, loc="left", fontsize=12, fontweight="bold", color=_COLOURS[trust.verdict], pad=5)
-    y, step = 0.98, 0.042
+    y, step = 0.99, 0.039
     for reason in trust.reasons:
         axes.text(
             0.0, y, _MARKS[reason.verdict], va="top", fontsize=8, fontweight="bold", color=_COLOURS[reason.verdict]

@@ -55,9 +55,9 @@ CORRESPONDENCE = Limits(good=0.29, bad=0.07)
 
 
 def _of_quarters(m: Measures) -> str:
-    found = f"(correlation of evidence and loss over nine quarters of the picture: {m.correspondence:.2f})"
+    found = f"(correlation {m.correspondence:.2f})"
     if CORRESPONDENCE.judge(m.correspondence) == TRUST:
-        return f"hiding a quarter of the picture costs the class the more, the more evidence lies there {found}"
+        return f"the more evidence a quarter of the picture holds, the more hiding it costs {found}"
     return f"the {m.missed} matters more to the class than what the map shows there {found}"
 
 
