@@ -1,11 +1,12 @@
 """The figure of docs/masks.md: photographs beside their pseudo-labels, in the order of the run.
 
-    python tools/mask_sheet.py pseudo-pets pseudo-voc --count 6 --out docs/images/masks.jpg
+python tools/mask_sheet.py pseudo-pets pseudo-voc --count 6 --out docs/images/masks.jpg
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     tiles = []
     for folder in options.folders:
-        names = (folder / "ImageSets" / "Segmentation" / "train.txt").read_text().split()
+        names = [Path(image["file_name"]).stem for image in json.loads((folder / "labels.json").read_text())["images"]]
         tiles += [tile(folder, name) for name in names[: options.count]]
     sheet = Image.new("RGB", (WIDTH * COLUMNS, HEIGHT * -(-len(tiles) // COLUMNS)), "white")
     for i, one in enumerate(tiles):

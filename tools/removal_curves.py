@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from classlens.evaluate.tests.removal import FRACTIONS, ORDERS
+from classlens.evaluate.tests.removal import FRACTIONS, ORDERS, under
 
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#777777")
 WORDS = {
@@ -36,7 +36,7 @@ def curves(run: Path, method: str, order: str) -> NDArray[np.float64]:
 
 def row(run: Path, method: str) -> str:
     """A row of a table: the area under the curve by evidence in %, and how much larger it is in every other order."""
-    areas = {order: np.trapezoid(curves(run, method, order), (0.0, *FRACTIONS)) / FRACTIONS[-1] for order in ORDERS}
+    areas = {order: 100 * under(curves(run, method, order)) for order in ORDERS}
     by_evidence = areas.pop("evidence")
     shown = [by_evidence, *(area - by_evidence for area in areas.values())]
     cells = [f"{one.mean():.1f} [{low:.1f}, {high:.1f}]" for one in shown for low, high in [interval(one)]]

@@ -29,17 +29,13 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {  # test -> heading -> (setting
     "idsds": {"rank correlation": ("IDSDS", "rank correlation")},
     "road": {name: ("ROAD", name) for name in
              ("deletion", "insertion", "gain of blur, deletion", "gain of blur, insertion")},
-    "repeatability": {
-        f"{measure}, {change}": ("Repeatability", f"{measure}, {change}")
-        for measure in ("correlation", "IoU")
-        for change in (*CHANGES, "network")
-    },
+    "repeatability": {change: ("Repeatability", f"correlation, {change}") for change in (*CHANGES, "network")},
     "ranked": {f"{measure}, {rank}": ("Ranked", f"{measure}, rank {rank}")
                for measure in ("AP", "accuracy", "detail", "change") for rank in (1, 2, 3)},
     "sanity": {},
     "quantus": {},
 }  # fmt: skip
-DIGITS = {"idsds": 2, "repeatability": 2, "quantus": 2}
+DIGITS = {"idsds": 2, "repeatability": 2, "quantus": 2, "sanity": 2}
 Line = dict[str, str]
 Key = tuple[str, str]  # settings, metric
 Lines = dict[tuple[Key, str, str], Line]  # by key, method and network

@@ -166,7 +166,7 @@ def test_grids_need_pictures_of_different_classes(pictures: Path, tmp_path: Path
     )
     assert set(made.a.scores) == {"repeatability"}
     assert made.notes == (
-        "grids is left out: half A has 0 of the 5 grids of confidently recognised pictures that it needs",
+        "the test grids is left out: half A has 0 of the 5 grids of confidently recognised pictures that it needs",
     )
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import classlens
 from classlens.cli import app
 from classlens.cli.commands import main
-from classlens.concept import choose
+from classlens.concept import choose, evidence
 from classlens.concept.directions import fitted
 from classlens.concept.gather import Subject
 from classlens.data.layouts import open_dataset
@@ -140,6 +140,13 @@ def test_what_is_carried_is_measured_in_pictures_that_chose_nothing(
     *choosing, (rows, candidates) = asked
     assert (rows, candidates) == (judge, 2)  # of the class, and of its rival
     assert all(chosen == select for chosen, _ in choosing)
+
+
+def test_evidence_that_does_not_come_near_the_logit_is_said(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert classlens.concepts(make(), photos / "thing01.png", "thing", photos).notes == ()
+    monkeypatch.setattr(evidence, "NEAR", -1.0)
+    (note,) = classlens.concepts(make(), photos / "thing01.png", "thing", photos).notes
+    assert "may miss its logit" in note
 
 
 def test_a_damaged_index_is_refused(photos: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 import classlens
 from classlens.cli import main
 from classlens.data.divide import half_of
-from classlens.data.layouts import open_dataset
+from classlens.data.layouts import open_dataset, open_divided
 from classlens.errors import ClasslensError, DataError, MethodError, ModelError, TargetError
 from classlens.masks import make_masks
 from classlens.masks.labels import Setting, certain, labels, thresholded
@@ -143,8 +143,9 @@ def test_the_files_are_read_back_as_they_were_made(pictures: Path, tmp_path: Pat
     made = make_masks(tagged.make_honest(), pictures / "masked", tmp_path, against="gradcam")
     assert made.classes == ("object",)
     assert made.measured["agf"].on_b["none"].value > 95
-    back = open_dataset(tmp_path, "train")
+    back = open_dataset(tmp_path, None)
     assert (back.layout, back.classes, len(back.items)) == ("voc", ("object",), 18)
+    assert [len(part) for part in open_divided(tmp_path).parts] == [15, 3]  # what `train segmentation` reads
     coco = json.loads((tmp_path / "labels.json").read_text())
     for number, item in enumerate(back.items, 1):
         mask = back.mask(item)
@@ -171,8 +172,9 @@ def test_classes_by_name_and_by_the_labels_of_the_data(pictures: Path, tmp_path:
     assert made.setting == Setting(0.05)
     assert made.notes == (
         "There are no drawn masks of these classes, so nothing was measured; the threshold is not chosen.",
+        "6 of 18 pictures show none of the classes: their masks are empty.",
     )
-    back = open_dataset(tmp_path, "train")
+    back = open_dataset(tmp_path, None)
     assert back.classes == ("blue", "red")
     found = {item.name: set(np.unique(back.mask(item)).tolist()) for item in back.items}
     wanted = {"blue": {0, 1}, "red": {0, 2}, "green": {0}}
@@ -180,7 +182,7 @@ def test_classes_by_name_and_by_the_labels_of_the_data(pictures: Path, tmp_path:
     by_model = make_masks(
         tagged.make_mistaken(), pictures / "classes", tmp_path / "m", classes=["blue", "red"], shown_by="model", limit=9
     )
-    back = open_dataset(by_model.folder, "train")
+    back = open_dataset(by_model.folder, None)
     greens = [back.mask(item) for item in back.items if item.name.startswith("green")]
     assert greens
     assert all((mask == 2).any() for mask in greens)  # this network calls green red
@@ -215,6 +217,13 @@ def test_what_cannot_be_read_is_skipped_by_name(pictures: Path, tmp_path: Path) 
     assert "another size" in made.skipped[second.name]
     assert len(made.pictures) == 2
     assert made.notes == ("There are fewer than 4 pictures with drawn masks in a half, so nothing was measured.",)
+
+
+def test_masks_without_any_class_are_refused(pictures: Path, tmp_path: Path) -> None:
+    """As when the folders of the data have other names than the classes of the network."""
+    with pytest.raises(DataError, match="none of 6 pictures shows a class of the masks, says the data"):
+        make_masks(tagged.make_honest(), pictures / "classes", tmp_path, classes=["nothing"], limit=6)
+    assert not (tmp_path / "SegmentationClass").exists()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _half(half: str, store: Store, plan: Plan, seed: int) -> Half:
         least = LEAST_GRIDS if found.group else LEAST_PICTURES
         if found.units < least:
             left_out[title(config.test)] = (
-                f"{title(config.test)} is left out: half {half} has {found.units} of the {least} "
+                f"the test {title(config.test)} is left out: half {half} has {found.units} of the {least} "
                 + ("grids of confidently recognised pictures that it needs" if found.group else "pictures it needs")
             )
             continue

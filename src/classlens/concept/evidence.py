@@ -20,6 +20,7 @@ from classlens.methods.featuremaps import FeatureMap
 from classlens.methods.tail import Tail
 
 STEPS = (3, 9, 27, 81)  # the midpoints of each are among those of the next
+MOST_PASSES = 2 + STEPS[-1]
 NEAR = 0.05  # of the logit: how far the sum may be from it; then the units of more steps differ by a thousandth
 
 

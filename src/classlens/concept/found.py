@@ -283,7 +283,11 @@ def _concept(basis: _Basis, m: int, share: float, own: Tensor | None = None, nam
 def _packed(subject: Subject, gathered: Gathered, basis: _Basis, found: Sequence[Concept], **more: Any) -> Concepts:
     relevance = gathered.relevance[basis.choice.layer]
     skipped = len(gathered.skipped)
-    notes = (f"{skipped} pictures could not be read",) if skipped else ()
+    missed = f"the evidence at a layer took the most steps {subject.cost.missed} times and may miss its logit there"
+    notes = (
+        *((f"{skipped} pictures could not be read",) if skipped else ()),
+        *((missed,) if subject.cost.missed else ()),
+    )
     return Concepts(
         target=subject.target,
         label=subject.name(subject.target),

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classlens.concept.evidence import by_sign, evidence
+from classlens.concept.evidence import MOST_PASSES, by_sign, evidence
 from classlens.concept.flow import Flow, flow
 from classlens.concept.layers import COARSE, candidates
 from classlens.core.capture import Tape
@@ -49,6 +49,7 @@ class Cost:
 
     forwards: int = 0
     sweeps: int = 0
+    missed: int = 0  # times that the evidence at a layer did not come near the logit
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,7 @@ class Subject:
         asked = torch.tensor([self.target if target is None else target])
         found, passes = evidence(tail_of(tape, layer), layer, asked)
         self.cost.forwards += passes
+        self.cost.missed += passes == MOST_PASSES
         return by_sign(found)[:, 0]
 
     def flow(self, tape: Tape, layer: FeatureMap) -> Flow:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def make_masks(
     given = None if threshold is None and refine is None else Setting.of(resolve(name)[0].signed, threshold, refine)
     dataset = open_dataset(data, split)
     subject = asked(network, dataset, classes, shown_by)
-    work = _Work(subject, Path(out), Recipe(name, tuple(scales), flip, seed), weights_hash(network.module), {})
+    work = _Work(subject, Path(out), Recipe(name, tuple(scales), flip, seed), weights_hash(network.module), {}, set())
     return _made(work, dataset.select(limit, seed), methods, given, progress)
 
 
@@ -107,16 +107,25 @@ def _made(
     if not good:
         name, why = next(iter(work.skipped.items()))
         raise DataError(f"none of {len(items)} pictures could be used; the first, {name}: {why}")
+    if len(work.empty) == len(good):
+        raise DataError(
+            f"none of {len(good)} pictures shows a class of the masks, says the {work.subject.shown_by}: check "
+            "--classes, or choose who says it with --labels"
+        )
     measured, notes = _measured(work, good, maps, given, seed, progress)
     setting = given or (measured[mine].best if measured else Setting.of(resolve(mine)[0].signed))
     _write(work, good, maps[mine], setting, progress)
     made = Made(
         work.out, work.subject.names, setting, tuple(item.name for item in good), measured,
         {other: _difference(measured[mine], found, seed) for other, found in measured.items() if other != mine},
-        work.skipped, tuple(notes),
+        work.skipped, (*notes, *_about_empty(work.empty, len(good))),
     )  # fmt: skip
     files.write_json(work.out / "masks.json", _document(made, work))
     return made
+
+
+def _about_empty(empty: Collection[str], pictures: int) -> list[str]:
+    return [f"{len(empty)} of {pictures} pictures show none of the classes: their masks are empty."] if empty else []
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class _Work:
     recipe: Recipe
     weights: str
     skipped: dict[str, str]
+    empty: set[str]  # pictures that show none of the classes
 
     def all_seeds(self, method: str, items: Sequence[Item], progress: Progress) -> dict[str, Path]:
         """The files with the seeds of each picture; those of an earlier run are used."""
@@ -147,6 +157,8 @@ class _Work:
         shown, outputs = self.subject.present(item, network.forward(image[None])[0])
         if self.subject.measurable and item.mask is not None:
             self._truth(item, picture)  # now, so that an unreadable mask is skipped here
+        if not outputs:
+            self.empty.add(item.name)
         about = [self.weights, network.preprocess.to_json(), method, outputs, self.recipe.scales, self.recipe.flip,
                  self.recipe.seed, hashlib.sha256(picture.tobytes()).hexdigest()]  # fmt: skip
         file = self.out / "seeds" / f"{files.text_hash(json.dumps(about), 24)}.npz"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from classlens.data.divide import EVERY
 from classlens.files import write_bytes, write_json, write_text
 from classlens.interop.coco import outline
 
@@ -40,9 +41,12 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def write_lists(out: Path, names: Sequence[str], classes: Sequence[str]) -> None:
-    """labels.txt and the list of pictures, as the split `train`."""
+    """labels.txt and the lists of pictures: every fifth one is in the split `val`, for the training to stop by."""
     write_text(out / "labels.txt", "".join(f"{name}\n" for name in classes))
-    write_text(out / "ImageSets" / "Segmentation" / "train.txt", "".join(f"{name}\n" for name in names))
+    held_out = {name for i, name in enumerate(names) if i % EVERY == EVERY - 1}  # `names` are in a shuffled order
+    for split, chosen in (("train", set(names) - held_out), ("val", held_out)):
+        lines = "".join(f"{name}\n" for name in names if name in chosen)
+        write_text(out / "ImageSets" / "Segmentation" / f"{split}.txt", lines)
 
 
 def write_coco(out: Path, classes: Sequence[str], masks: Sequence[tuple[str, NDArray[np.uint8]]]) -> Path:

@@ -98,7 +98,11 @@ def _score(scene: Scene, config: Config, found: Explained) -> list[Values]:
 
 def area(rows: pa.Table, order: str) -> Floats:
     """The mean height of each curve, by trapezoids over the removed fraction, with that of the clean image as 1."""
-    curves = lists(rows, order)
+    return under(lists(rows, order))
+
+
+def under(curves: Floats) -> Floats:
+    """The same of curves (n,1+fractions)."""
     widths = np.diff((0.0, *FRACTIONS))
     found: Floats = (curves[:, 1:] + curves[:, :-1]) / 2 @ widths / widths.sum() / curves[:, 0]
     return found
