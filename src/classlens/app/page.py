@@ -33,6 +33,7 @@ from classlens.app.studio import (
     too_large,
 )  # fmt: skip
 from classlens.app.turn import Turn
+from classlens.app.updates import Updates, together
 from classlens.concept import Concepts
 from classlens.concept.gather import packed
 from classlens.errors import ClasslensError, ImageError, TargetError
@@ -42,7 +43,6 @@ from classlens.trust import Trust
 _AT_ONCE = 4  # concurrent drawings; more wait in the queue
 _BUG = "something went wrong; see the terminal of the server"
 
-Updates = dict[Any, Any]  # part of the page -> its new value
 P = ParamSpec("P")
 
 
@@ -153,7 +153,7 @@ class Handlers:
             self.parts.methods: list(link.methods),
             self.parts.folder: link.folder,
         }
-        return _together(
+        return together(
             {self.parts.notice: "", self.parts.model: model, self.parts.tab_row: gr.update(selected=link.view)},
             self._show(opened, model, link.view, link.given),
             self.look(link.view)(opened, model),
@@ -379,15 +379,6 @@ class Handlers:
 def _told(event: gr.EventData, name: str) -> Any:
     """What an event says; a request may hold anything."""
     return event._data.get(name) if isinstance(event._data, dict) else None
-
-
-def _together(*changes: Updates) -> Updates:
-    """Changes one after the other; properties of a part that a later one does not name are kept."""
-    merged: Updates = {}
-    for part, change in (item for changed in changes for item in changed.items()):
-        before = merged.get(part)
-        merged[part] = {**before, **change} if isinstance(change, dict) and isinstance(before, dict) else change
-    return merged
 
 
 def _there(picture: Picture | None) -> Picture:

@@ -82,9 +82,8 @@ def diff(
     by default those that either network predicts. A stopped diff resumes: what it found is in `diff.html.rows` until
     the page is written.
     """
-    begun, path = time.perf_counter(), _checked(out, top)
+    begun, path = time.perf_counter(), _checked(out, top, method)
     conditions = [condition(text) for text in fail_if]
-    check_options(*resolve(method))
     both = _both(a, b, data, classes, method, seed)
     _check_conditions(conditions, both)
     items = both.a.dataset.select(limit, seed)
@@ -93,20 +92,31 @@ def diff(
     _check_some(collected, kept)
     found = measured(collected.rows, seed)
     spots = places(both, collected.rows, seed, progress)
-    known = found | {name: Estimate(n, n, n, len(collected.rows)) for name, n in counted(spots).items()}
-    checked = [(one.text, one.holds(known)) for one in conditions]
-    names = _names(both)
-    findings, notes = words.findings(collected, found, spots, names), _notes(both, collected)
-    most = sorted((r for r in collected.rows if max(r.a.probability, r.b.probability) >= SURE), key=_by_move)[:top]
+    checked = _held(conditions, found, spots, len(collected.rows))
+    findings, notes = words.findings(collected, found, spots, _names(both)), _notes(both, collected)
+    most = sorted(filter(_sure, collected.rows), key=_by_move)[:top]
     drawn = draw(both, [*most, *(place.rows[0] for place in spots[:top])], progress)
-    about = _about(both, names, collected, notes, len(items), command, time.perf_counter() - begun)
+    about = _about(both, collected, notes, len(items), command, time.perf_counter() - begun)
     write_text(path, page(about, both, collected, found, spots[:top], most, drawn, findings, checked))
     kept.remove()
     failed = tuple(text for text, holds in checked if holds)
     return Diff(path, tuple(findings), notes, found, tuple(spots), failed, collected)
 
 
-def _checked(out: str | os.PathLike[str], top: int) -> Path:
+def _held(
+    conditions: Sequence[Condition], found: dict[str, Estimate], spots: Sequence[Place], pictures: int
+) -> list[tuple[str, bool]]:
+    """Each condition, and whether it holds of what was measured and of the places that were found."""
+    known = found | {name: Estimate(n, n, n, pictures) for name, n in counted(spots).items()}
+    return [(one.text, one.holds(known)) for one in conditions]
+
+
+def _sure(row: Row) -> bool:
+    return max(row.a.probability, row.b.probability) >= SURE
+
+
+def _checked(out: str | os.PathLike[str], top: int, method: str) -> Path:
+    check_options(*resolve(method))
     path = Path(out)
     if path.is_dir():
         raise DataError(f"{path} is a folder: give a file name, such as {path / 'diff.html'}")
@@ -184,10 +194,9 @@ def _notes(both: Both, collected: Collected) -> tuple[str, ...]:
 
 
 def _about(
-    both: Both, names: tuple[str, str], collected: Collected, notes: tuple[str, ...], asked: int,
-    command: Sequence[str], seconds: float,
-) -> About:  # fmt: skip
-    dataset, chosen = both.a.dataset, resolve(both.a.method)[0]
+    both: Both, collected: Collected, notes: tuple[str, ...], asked: int, command: Sequence[str], seconds: float
+) -> About:
+    names, dataset, chosen = _names(both), both.a.dataset, resolve(both.a.method)[0]
     pictures = len({row.item.name for row in collected.rows})
     facts = {
         "A": names[0],
