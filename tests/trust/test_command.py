@@ -21,7 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    Image.fromarray(squares.picture("red", 0)[0]).save(tmp_path / "photo.png")
+    Image.fromarray(squares.picture("red", 2)[0]).save(tmp_path / "photo.png")
     return tmp_path / "photo.png"
 
 

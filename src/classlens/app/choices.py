@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from classlens.app import markup
+from classlens.app.actions import Wish
 from classlens.app.markup import Aims
 from classlens.app.offers import Given, Offer
-from classlens.app.studio import Picture, Studio
+from classlens.app.studio import NOTHING, Picture, Studio
 from classlens.core.targets import RIVALS
 
 ROWS = 8  # bars
@@ -50,3 +51,12 @@ def questions(
     first: list[tuple[str, int | str]] = [(f"the {one}", ITSELF)]
     first += [(f"the {one} rather than its rivals", RIVALS)] if every else []
     return [*first, *((f"rather than {name}", index) for name, index in rivals)]
+
+
+def wished(
+    model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str],
+    given: Given = NOTHING, folder: str | None = None,
+) -> Wish:  # fmt: skip
+    """What a visitor wants to see, from the settings of the page."""
+    compared, than = index if rival is None else rival, None if question == ITSELF else question
+    return Wish(model, view, index, compared, method, tuple(methods), than, given, folder or "")

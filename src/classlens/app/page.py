@@ -17,7 +17,7 @@ import gradio as gr
 from classlens import render
 from classlens.app import actions, links, markup
 from classlens.app.actions import Blank, Panel, Wish
-from classlens.app.choices import ITSELF, ROWS, aims_of, bars_of, numbered, questions
+from classlens.app.choices import ITSELF, ROWS, aims_of, bars_of, numbered, questions, wished
 from classlens.app.layout import ARRIVED_JS, OPACITY_JS, RECALL_JS, REMEMBER_JS, SAVE_JS, Parts, says, title
 from classlens.app.links import Link
 from classlens.app.offers import Given, Offer, with_text
@@ -280,7 +280,7 @@ class Handlers:
         """Draw the current settings; panels appear one by one, until the settings change."""
         if picture is None:
             return
-        wish = _wish(model, view, index, rival, question, method, methods, given, folder)
+        wish = wished(model, view, index, rival, question, method, methods, given, folder)
         still_wanted = turn.take()
 
         def tell(label: str, done: int, total: int) -> None:
@@ -347,7 +347,7 @@ class Handlers:
     @_politely
     def save_png(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
         """The current view as a PNG."""
-        wish = _wish(*wanted)
+        wish = wished(*wanted)
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         if wish.view == "layers":
             content = self._decomposition(_there(picture), wish)
@@ -363,7 +363,7 @@ class Handlers:
     @_politely
     def save_npz(self, opacity: float, picture: Picture | None, *wanted: Any) -> Updates:
         """The raw maps of the current view as an NPZ."""
-        wish = _wish(*wanted)
+        wish = wished(*wanted)
         *_, panels = actions.panels(self.studio, _there(picture), wish)
         if wish.view == "concepts":
             content = packed(self._concepts(_there(picture), wish).arrays())
@@ -385,11 +385,3 @@ def _there(picture: Picture | None) -> Picture:
     if picture is None:
         raise ImageError("there is no picture: choose one")
     return picture
-
-
-def _wish(
-    model: str, view: str, index: int, rival: int | None, question: int | str, method: str, methods: list[str],
-    given: Given = NOTHING, folder: str | None = None,
-) -> Wish:  # fmt: skip
-    compared, than = index if rival is None else rival, None if question == ITSELF else question
-    return Wish(model, view, index, compared, method, tuple(methods), than, given, folder or "")

@@ -79,8 +79,7 @@ def diff(
     (0.21, True)
 
     The networks may have different preprocessing and classes; classes match by name. `classes` are those in question,
-    by default those that either network predicts. A stopped diff resumes: what it found is in `diff.html.rows` until
-    the page is written.
+    by default those that either network predicts. A stopped diff resumes from `diff.html.rows`.
     """
     begun, path = time.perf_counter(), _checked(out, top, method)
     conditions = [condition(text) for text in fail_if]
@@ -88,8 +87,7 @@ def diff(
     _check_conditions(conditions, both)
     items = both.a.dataset.select(limit, seed)
     kept = Kept(path, both)
-    collected = collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress, kept)
-    _check_some(collected, kept)
+    collected = _some(collect(both, items, batch_size or min(batch_size_of(a), batch_size_of(b)), progress, kept), kept)
     found = measured(collected.rows, seed)
     spots = places(both, collected.rows, seed, progress)
     checked = _held(conditions, found, spots, len(collected.rows))
@@ -125,11 +123,12 @@ def _checked(out: str | os.PathLike[str], top: int, method: str) -> Path:
     return path
 
 
-def _check_some(collected: Collected, kept: Kept) -> None:
+def _some(collected: Collected, kept: Kept) -> Collected:
     if not collected.rows:
         kept.remove()  # there is nothing to resume
         name, why = next(iter(collected.skipped.items()))
         raise DataError(f"no picture could be compared; the first, {name}: {why}")
+    return collected
 
 
 def _by_move(row: Row) -> tuple[float, str]:
@@ -139,6 +138,7 @@ def _by_move(row: Row) -> tuple[float, str]:
 def _both(
     a: LoadedModel, b: LoadedModel, data: str | os.PathLike[str], classes: Sequence[str], method: str, seed: int
 ) -> Both:
+    check_options(*resolve(method))
     dataset = open_dataset(data)
     one, other = Subject(a, dataset, method, seed), Subject(b, dataset, method, seed)
     shared = matched(a, b, one.network.classes, other.network.classes)
