@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.early import check_methods, check_out
 from classlens.cli.options import Device, ModelName, Seed, Weights, load_model
-
-if TYPE_CHECKING:
-    from classlens.choice import Chosen
+from classlens.cli.results import print_results
 
 
 def choose(
@@ -88,20 +85,4 @@ def choose(
             loaded, data, out, methods=methods, tests=deciding, limit=limit, seed=seed, batch_size=batch_size,
             progress=bar, command=["classlens", *sys.argv[1:]],
         )  # fmt: skip
-    _print(made, made.choice.save(loaded))
-
-
-def _print(made: Chosen, stored: Path) -> None:
-    from classlens.evaluate.tables import terminal
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a file has room
-    for table in made.tables:
-        console.print(terminal(table))
-        console.print()
-    for note in made.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(made.choice.text, markup=False, highlight=False)
-    for file in (*made.files, stored):
-        console.print(f"-> {file}", markup=False, highlight=False)
+    print_results(made.tables, made.notes, (*made.files, made.choice.save(loaded)), made.choice.text)

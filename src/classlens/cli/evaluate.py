@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from classlens.cli.bar import Bar
 from classlens.cli.early import check_methods, check_out
 from classlens.cli.flags import add_command
 from classlens.cli.options import Device, ModelName, Weights
 from classlens.cli.plain import App
-
-if TYPE_CHECKING:
-    from classlens.evaluate import Report
+from classlens.cli.results import print_results
 
 USUAL = "agf,gradcam"
 PROOF = "agf,gradcam,lrp,random"  # a proof needs a control
@@ -119,24 +116,9 @@ def evaluate(
     )
     with Bar() as bar:
         report = (prove if test == "truth" else run)(settings, out, cluster, bar, ["classlens", *sys.argv[1:]])
-    _print(report)
+    print_results(report.tables, report.notes, report.files)
 
 
 def add_evaluate(app: App) -> None:
     """Add the command to an app; its other flags are those of the tests."""
     add_command(app, evaluate, "evaluate", groups=True)
-
-
-def _print(report: Report) -> None:
-    from classlens.evaluate.tables import terminal
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a file has room
-    for table in report.tables:
-        console.print(terminal(table))
-        console.print()
-    for note in report.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    for file in report.files:
-        console.print(f"-> {file}", markup=False, highlight=False)
