@@ -225,6 +225,7 @@ def test_it_runs_beside_the_others(labelled: Path, masked: Path, tmp_path: Path)
         "cue",
         "sanity",
         "repeatability",
+        "removal",
         "focus",
     }
     alone = run(Settings(tests=("focus",), **common), tmp_path / "b")
