@@ -150,7 +150,7 @@ PRODUCTS: dict[str, tuple[Do, Do]] = {
     "a constant matrix": (lambda x: x @ MIX, lambda x: x @ MIX),
     "nothing": (lambda x: F.dropout(2 * x, 0.5, training=False), lambda x: 2 * x),
     "a constant in einsum": (lambda x: torch.einsum("bij,jk->bik", x, MIX), lambda x: x @ MIX),
-    "partly cut off": (lambda x: 3 * x + x.detach() * 2, lambda x: 3 * x),
+    "partly cut off": (lambda x: 3 * x + x.detach() * 2, lambda x: 3 * x + x.detach() * 2),
     "a sum": (lambda x: (x + 2 * x.flip(1)).mean(1), lambda x: (x + 2 * x.flip(1)).mean(1)),
     "the first of two outputs": (lambda x: torch.std_mean(x, 2)[0], lambda x: torch.std_mean(x, 2)[0]),
     "parts": (lambda x: (p := x.chunk(2, 1))[0] - 5 * p[1], lambda x: x[:, :2] - 5 * x[:, 2:]),
