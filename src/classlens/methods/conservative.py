@@ -29,8 +29,7 @@ from classlens.methods.places import enlarged
 from classlens.methods.registry import Case, Result, method, of_colours
 
 FAMILY = "attention"
-_ACTIVATIONS, _SAME = of_kind(Kind.ACTIVATION), of_kind(Kind.SAME)
-_PRODUCTS = of_kind(Kind.PRODUCT)
+_ACTIVATIONS, _PRODUCTS = of_kind(Kind.ACTIVATION), of_kind(Kind.PRODUCT)
 _TINY, _STABLE = 1e-10, 1e-6  # the authors' stabilisers
 
 
@@ -65,8 +64,6 @@ class Altered:
             raise UnsupportedOp(f"no rule for {node.where}, of which a later output is used")
         if node.op == "detach" or node.cut:  # a constant for gradients, as the network wants it
             return [None] * len(node.inputs)
-        if node.op in _SAME:
-            return only(node, node.inputs[0], arrived)
         if node in self.gamma:
             return gamma_back(node, arrived, self.gamma[node])
         if node.op in _ACTIVATIONS and len(node.inputs) == 1:
