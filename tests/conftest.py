@@ -18,6 +18,11 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # and for processes that tests start
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test draws the same numbers each time, alone or among others."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each class: red, green, blue; eight pictures each, of one coloured square on grey."""
